@@ -1,0 +1,1 @@
+"""edge-infer: multimodal models on CPU-only edge boxes."""
