@@ -5,19 +5,27 @@
 
 namespace ei {
 
-constexpr int kBlockN = 16;    // output channels in a packed block
-constexpr int kActGroup = 32;  // activations share one int8 scale per 32 values of k
-constexpr int kKvBlock = 32;   // tokens in a block of the paged KV pool
+constexpr int kBlockN = 16;      // output channels in a packed block
+constexpr int kActGroup = 32;    // activations share one int8 scale per 32 values of k
+constexpr int kKvBlock = 32;     // tokens in a block of the paged KV pool
 constexpr int kPanelBlocks = 2;  // linear_bf16 dequantizes this many blocks (32 channels) at a time
 
 enum class WeightType : int32_t { kQ4 = 0, kQ8 = 1, kF32 = 2, kBf16 = 3, kF16 = 4 };
-enum class Activation : int32_t { kNone = 0, kSilu = 1, kGelu = 2, kGeluTanh = 3, kSigmoid = 4, kRelu = 5 };
+enum class Activation : int32_t {
+  kNone = 0,
+  kSilu = 1,
+  kGelu = 2,
+  kGeluTanh = 3,
+  kSigmoid = 4,
+  kRelu = 5
+};
 enum class KvType : int32_t { kF16 = 0, kBf16 = 1 };
 
 // One weight matrix [n, k]. Packed (kQ4, kQ8): codes in blocks of 16 channels as documented in
-// docs/edge/architecture.md; kQ4 codes [ceil(n/16)][k_pad/8][64] unsigned nibbles, value s*(q-8), or
-// s*q+m when minimums is set; kQ8 codes [ceil(n/16)][k_pad/4][64] int8, value s*q (+m). scales and
-// minimums are fp16 [ceil(n/16)][k_pad/group][16]. Float types: codes is row-major [n, k], scales null.
+// docs/edge/architecture.md; kQ4 codes [ceil(n/16)][k_pad/8][64] unsigned nibbles, value s*(q-8),
+// or s*q+m when minimums is set; kQ8 codes [ceil(n/16)][k_pad/4][64] int8, value s*q (+m). scales
+// and minimums are fp16 [ceil(n/16)][k_pad/group][16]. Float types: codes is row-major [n, k],
+// scales null.
 struct Matrix {
   const void* codes;
   const uint16_t* scales;
@@ -45,8 +53,8 @@ struct Epilogue {
   bool accumulate;
 };
 
-// One layer of one KV group. Block b of kv head h: keys [head_dim][32] (transposed, so that scores of
-// 32 tokens are vectors), values [32][head_dim]. Offsets and strides in elements of 2 bytes.
+// One layer of one KV group. Block b of kv head h: keys [head_dim][32] (transposed, so that scores
+// of 32 tokens are vectors), values [32][head_dim]. Offsets and strides in elements of 2 bytes.
 struct KvLayer {
   uint16_t* base;        // block 0 of this layer
   int64_t block_stride;  // from block b to block b+1
@@ -72,21 +80,23 @@ struct KernelTable {
   // --- packed and float linears ---
   void (*quantize_rows)(const float* x, int64_t x_stride, int rows, int k, int k_pad, int8_t* codes,
                         float* scales, int32_t* sums);
-  // Channels of blocks [block_begin, block_end), clipped to n. acc += float(dot) * (s_w*s_a), groups
-  // in ascending order with fma; identical arithmetic at every level.
+  // Channels of blocks [block_begin, block_end), clipped to n. acc += float(dot) * (s_w*s_a),
+  // groups in ascending order with fma; identical arithmetic at every level.
   void (*linear_int8)(const Matrix& w, const QuantRows& x, int block_begin, int block_end, float* y,
                       int64_t y_stride, const Epilogue& e);
   void (*linear_float)(const Matrix& w, const float* x, int64_t x_stride, int rows, int n_begin,
                        int n_end, float* y, int64_t y_stride, const Epilogue& e);
-  // Rows as bf16 in the order of matrix tiles: [ceil(rows/16)][k_pad32/32][16][32], zeros as padding;
-  // k_pad32 is k rounded up to 32.
-  void (*pack_rows_bf16)(const float* x, int64_t x_stride, int rows, int k, int k_pad, uint16_t* out);
+  // Rows as bf16 in the order of matrix tiles: [ceil(rows/16)][k_pad32/32][16][32], zeros as
+  // padding; k_pad32 is k rounded up to 32.
+  void (*pack_rows_bf16)(const float* x, int64_t x_stride, int rows, int k, int k_pad,
+                         uint16_t* out);
   // Packed weights dequantized to bf16 panel by panel, bf16 products, f32 sums. scratch: 64-byte
   // aligned, bf16_scratch_bytes(k_pad).
   void (*linear_bf16)(const Matrix& w, const uint16_t* x, int rows, int block_begin, int block_end,
                       void* scratch, float* y, int64_t y_stride, const Epilogue& e);
   int64_t (*bf16_scratch_bytes)(int k_pad);
-  // Rows `ids` of any matrix type as f32, times scale: the embedding lookup. ids are already checked.
+  // Rows `ids` of any matrix type as f32, times scale: the embedding lookup. ids are already
+  // checked.
   void (*dequantize_rows)(const Matrix& w, const int32_t* ids, int count, float scale, float* y,
                           int64_t y_stride);
 
@@ -96,8 +106,8 @@ struct KernelTable {
                    const float* residual, float* y);
   void (*layer_norm)(const float* x, const float* weight, const float* bias, float eps, int width,
                      float* y);
-  // Rotates the first 2*half dims of each head in place: pairs (i, i+half), or (2i, 2i+1) if interleaved.
-  // cos, sin: f32 [half].
+  // Rotates the first 2*half dims of each head in place: pairs (i, i+half), or (2i, 2i+1) if
+  // interleaved. cos, sin: f32 [half].
   void (*rope)(float* x, int heads, int head_dim, int half, const float* cos, const float* sin,
                bool interleaved);
   void (*activation)(const float* x, int width, Activation a, float* y);
@@ -106,45 +116,51 @@ struct KernelTable {
   void (*mul)(const float* a, const float* b, int width, float* y);
   void (*scale)(const float* x, float factor, int width, float* y);
   void (*softcap)(const float* x, float cap, int width, float* y);  // cap*tanh(x/cap)
-  void (*head_gate)(const float* x, const float* gate, int heads, int head_dim, float* y);  // x*sigmoid(gate[h])
+  void (*head_gate)(const float* x, const float* gate, int heads, int head_dim,
+                    float* y);  // x*sigmoid(gate[h])
 
   // --- attention over the paged pool ---
   // One token's keys and values ([kv_heads][head_dim] each) into slot `slot` of a block.
   void (*kv_store)(const KvLayer& kv, int32_t block, int slot, const float* k, const float* v);
   // Decode numerics. One query row, its group_heads heads q[group_heads][head_dim], over the tokens
-  // [begin, end) of one split: m (max), l (sum of exp), acc[group_heads][head_dim] (weighted values,
-  // not yet divided by l). An empty range gives m=-inf, l=0, acc=0. Tokens are read block by block.
+  // [begin, end) of one split: m (max), l (sum of exp), acc[group_heads][head_dim] (weighted
+  // values, not yet divided by l). An empty range gives m=-inf, l=0, acc=0. Tokens are read block
+  // by block.
   void (*attention_split)(const AttentionArgs& a, const float* q, int begin, int end, float* m,
                           float* l, float* acc);
-  // Merges `splits` partial results of one head, in order: m[s*m_stride], l[s*m_stride], acc[s*acc_stride + d].
+  // Merges `splits` partial results of one head, in order: m[s*m_stride], l[s*m_stride],
+  // acc[s*acc_stride + d].
   void (*attention_merge)(const float* m, const float* l, int64_t m_stride, const float* acc,
                           int64_t acc_stride, int splits, int head_dim, float* out);
-  // Prefill numerics. rows query rows of one sequence (q + r*q_stride: [group_heads][head_dim]), row r
-  // sees tokens [begin[r], end[r]); KV is walked in whole blocks at absolute positions with an online
-  // softmax, so a row's result does not depend on the rows beside it. scratch: prefill_scratch_floats.
+  // Prefill numerics. rows query rows of one sequence (q + r*q_stride: [group_heads][head_dim]),
+  // row r sees tokens [begin[r], end[r]); KV is walked in whole blocks at absolute positions with
+  // an online softmax, so a row's result does not depend on the rows beside it. scratch:
+  // prefill_scratch_floats.
   void (*attention_prefill)(const AttentionArgs& a, const float* q, int64_t q_stride, int rows,
                             const int32_t* begin, const int32_t* end, float* scratch, float* out,
                             int64_t out_stride);
   int64_t (*prefill_scratch_floats)(int rows, int group_heads, int head_dim);
 
   // --- sampling helpers over a vocabulary row ---
-  int (*argmax)(const float* x, int n);                              // first of equals; NaN never wins
+  int (*argmax)(const float* x, int n);  // first of equals; NaN never wins
   float (*reduce_max)(const float* x, int n);
-  double (*exp_sum)(const float* x, int n, float max, float inv_temperature);  // sum exp((x-max)*inv_t)
+  double (*exp_sum)(const float* x, int n, float max,
+                    float inv_temperature);  // sum exp((x-max)*inv_t)
   void (*exp_row)(const float* x, int n, float max, float inv_temperature, float* y);
-  int (*collect_above)(const float* x, int n, float threshold, int32_t* ids, int capacity);  // x >= threshold
+  int (*collect_above)(const float* x, int n, float threshold, int32_t* ids,
+                       int capacity);         // x >= threshold
   bool (*all_finite)(const float* x, int n);  // -inf counts as finite here: a masked logit
 };
 
 // fills in what a level's files provide; levels start from the table they extend
-#define EI_DECLARE_LEVEL(ns)                 \
-  namespace ns {                             \
-  void register_linear_int8(KernelTable&);   \
-  void register_linear_float(KernelTable&);  \
-  void register_linear_bf16(KernelTable&);   \
-  void register_elementwise(KernelTable&);   \
-  void register_attention(KernelTable&);     \
-  void register_sampling(KernelTable&);      \
+#define EI_DECLARE_LEVEL(ns)                \
+  namespace ns {                            \
+  void register_linear_int8(KernelTable&);  \
+  void register_linear_float(KernelTable&); \
+  void register_linear_bf16(KernelTable&);  \
+  void register_elementwise(KernelTable&);  \
+  void register_attention(KernelTable&);    \
+  void register_sampling(KernelTable&);     \
   }
 EI_DECLARE_LEVEL(scalar)
 EI_DECLARE_LEVEL(avx2)

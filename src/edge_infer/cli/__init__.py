@@ -1,0 +1,1 @@
+"""The ``edge-infer`` command: one thin file per command, which parses, calls and prints."""

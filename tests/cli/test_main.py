@@ -1,0 +1,99 @@
+"""Usage, exit codes and error output of the command line."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import version
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from edge_infer.cli import common
+from edge_infer.errors import CapacityError
+
+
+def test_help_lists_commands(cli) -> None:
+    result = cli("--help")
+    assert result.returncode == 0
+    assert "device" in result.stdout
+
+
+def test_no_command_is_a_usage_error(cli) -> None:
+    assert cli().returncode == 2
+
+
+def test_unknown_command_is_a_usage_error(cli) -> None:
+    result = cli("fly")
+    assert result.returncode == 2
+    assert "fly" in result.stderr
+
+
+def test_version(cli) -> None:
+    assert cli("--version").stdout.strip() == version("edge-infer")
+
+
+def test_device_json(cli) -> None:
+    result = cli("device", "--json")
+    assert result.returncode == 0, result.stderr
+    document = json.loads(result.stdout)
+    assert document["isa"]["active"] in document["isa"]["available"]
+    assert document["isa"]["available"][0] == "scalar"
+    assert document["threads"] >= 1
+    assert 0 < document["memory"]["available_bytes"] <= document["memory"]["total_bytes"]
+
+
+def test_device_text_names_the_level(cli) -> None:
+    result = cli("device", env={"EDGE_INFER_ISA": "scalar"})
+    assert result.returncode == 0
+    assert "ISA       scalar" in result.stdout
+
+
+def test_impossible_isa_is_an_error_with_a_remedy(cli) -> None:
+    plain = cli("device", env={"EDGE_INFER_ISA": "z80"})
+    assert plain.returncode == 1
+    assert "device_unsuitable" in plain.stderr
+    assert "Traceback" not in plain.stderr
+    in_json = cli("device", "--json", env={"EDGE_INFER_ISA": "z80"})
+    assert in_json.returncode == 1
+    assert in_json.stdout == ""
+    error = json.loads(in_json.stderr)["error"]
+    assert error["code"] == "device_unsuitable"
+    assert "z80" in error["message"]
+
+
+def _app(raises: BaseException) -> typer.Typer:
+    app = typer.Typer()
+
+    @app.command()
+    @common.command
+    def boom(as_json: common.JsonOption = False) -> None:
+        raise raises
+
+    return app
+
+
+def test_error_has_code_message_and_remedy() -> None:
+    error = CapacityError("Needs 9 bytes, 4 are free.", remedy="Use a smaller model.")
+    result = CliRunner().invoke(_app(error), [])
+    assert result.exit_code == 1
+    assert "Needs 9 bytes, 4 are free. [capacity_exceeded]" in result.stderr
+    assert "Use a smaller model." in result.stderr
+
+
+def test_interrupt_exits_130() -> None:
+    result = CliRunner().invoke(_app(KeyboardInterrupt()), [])
+    assert result.exit_code == 130
+    assert "interrupted" in result.stderr
+
+
+def test_a_bug_is_not_dressed_up_as_an_error() -> None:
+    result = CliRunner().invoke(_app(ZeroDivisionError()), [])
+    assert isinstance(result.exception, ZeroDivisionError)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(0, "0 MB"), (412e6, "412 MB"), (999.4e6, "999 MB"), (1.25e9, "1.25 GB")]
+)
+def test_megabytes(size: float, text: str) -> None:
+    assert common.megabytes(size) == text
