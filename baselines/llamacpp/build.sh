@@ -1,0 +1,91 @@
+#!/usr/bin/env bash
+# Builds llama.cpp's benchmark tools from the source package of llama-cpp-python (which ships
+# llama.cpp under vendor/), with clang. Needs only a Python package registry and, for the compiler,
+# a Debian-like system. Writes below $LLAMACPP_BUILD (default: baselines/llamacpp/build, ignored).
+#   CC, CXX   a clang of version 16 or newer (default: the newest one found)
+#   JOBS      parallel compile jobs (default: the CPUs)
+set -euo pipefail
+
+VERSION=0.3.36
+SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
+TARGETS=(llama-bench llama-perplexity llama-quantize llama-server llama-batched-bench)
+
+here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+build=${LLAMACPP_BUILD:-$here/build}
+python=${PYTHON:-python3}
+jobs=${JOBS:-$(nproc)}
+mkdir -p "$build"
+
+newest_clang() {
+  local v
+  for v in 21 20 19 18 17 16; do
+    if command -v "clang++-$v" >/dev/null && command -v "clang-$v" >/dev/null; then
+      echo "clang-$v"
+      return
+    fi
+  done
+  if command -v clang++ >/dev/null; then
+    v=$(clang++ -dumpversion | cut -d. -f1)
+    if [ "$v" -ge 16 ]; then echo clang; fi
+  fi
+}
+
+if [ -z "${CC:-}" ]; then
+  CC=$(newest_clang)
+  if [ -z "$CC" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    apt-get update -qq
+    for v in 19 18 17 16; do
+      if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "clang-$v" libomp-"$v"-dev; then break; fi
+    done
+    CC=$(newest_clang)
+  fi
+  if [ -z "$CC" ]; then
+    echo "build.sh: no clang >= 16 found. Install one (Debian: apt-get install clang-19), or set CC and CXX." >&2
+    exit 1
+  fi
+fi
+CXX=${CXX:-${CC/clang/clang++}}
+
+for tool in cmake ninja; do
+  command -v "$tool" >/dev/null || {
+    [ -x "$build/tools/bin/$tool" ] || { "$python" -m venv "$build/tools" && "$build/tools/bin/pip" install -q cmake ninja; }
+    export PATH="$build/tools/bin:$PATH"
+  }
+done
+
+source_package=$build/llama_cpp_python-$VERSION.tar.gz
+if ! echo "$SHA256  $source_package" | sha256sum --check --status 2>/dev/null; then
+  "$python" -m pip download --no-deps --no-binary llama-cpp-python -d "$build" "llama-cpp-python==$VERSION"
+  echo "$SHA256  $source_package" | sha256sum --check --status || {
+    echo "build.sh: $source_package does not have the expected sha256 $SHA256" >&2
+    exit 1
+  }
+fi
+source=$build/llama_cpp_python-$VERSION
+if [ ! -f "$source/vendor/llama.cpp/CMakeLists.txt" ] || [ ! -f "$source/.complete" ]; then
+  rm -rf "$source"
+  tar -xzf "$source_package" -C "$build" "llama_cpp_python-$VERSION/vendor/llama.cpp" \
+    "llama_cpp_python-$VERSION/.git/modules/vendor/llama.cpp/HEAD"
+  touch "$source/.complete"
+fi
+commit=$(cut -c1-9 "$source/.git/modules/vendor/llama.cpp/HEAD")
+
+# GGML_NATIVE: every instruction set of this CPU, AMX included. Static: the tools can be copied.
+options=(
+  -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON
+  -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
+  -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
+  -DLLAMA_BUILD_COMMIT="$commit"
+)
+cmake -G Ninja -S "$source/vendor/llama.cpp" -B "$build/cmake" \
+  -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX" "${options[@]}"
+cmake --build "$build/cmake" -j "$jobs" --target "${TARGETS[@]}"
+
+mkdir -p "$build/bin"
+for target in "${TARGETS[@]}"; do cp "$build/cmake/bin/$target" "$build/bin/"; done
+# What was built, for the provenance of every comparison.
+cat > "$build/bin/build.json" <<JSON
+{"peer": "llama.cpp", "source": "llama-cpp-python==$VERSION", "sha256": "$SHA256", "commit": "$commit",
+ "compiler": "$("$CXX" --version | head -1)", "options": "${options[*]}"}
+JSON
+echo "llama.cpp $commit is in $build/bin"
