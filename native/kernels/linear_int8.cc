@@ -1,7 +1,157 @@
+// Packed linears over int8 activations: the decode path at every level, and the prompt path where
+// there is no bf16 matrix hardware. Integer dots are exact and each group adds with one fma, so
+// every level computes the same bits; a row's result never depends on the rows beside it.
 #include "kernels/kernels.h"
+#include "kernels/linear_common.h"
+
+#if EI_LEVEL >= 3
+#include "kernels/linear_int8_avx512.h"
+#elif EI_LEVEL >= 1
+#include "kernels/linear_int8_avx2.h"
+#else
+#include "kernels/linear_int8_scalar.h"
+#endif
 
 namespace ei::EI_NS {
+namespace {
 
-void register_linear_int8(KernelTable& t) { (void)t; }
+// y of rows [r, r+R) and the channels of one block.
+template <int R, int kBits, bool kMin>
+void row_tile(const Block& block, const QuantRows& x, int r, int channels, const float* bias,
+              bool accumulate, float* y, int64_t y_stride) {
+  alignas(64) float acc[R][kBlockN];
+  const int64_t groups = x.k_pad / kActGroup;
+  dot_tile<R, kBits, kMin>(block, x.codes + static_cast<int64_t>(r) * x.k_pad, x.k_pad,
+                           x.scales + r * groups, x.sums + r * groups, groups, acc);
+  for (int i = 0; i < R; ++i)
+    store_channels(acc[i], channels, bias, accumulate, y + (r + i) * y_stride);
+}
+
+template <int kBits, bool kMin>
+void linear_packed(const Matrix& w, const QuantRows& x, int block_begin, int block_end, float* y,
+                   int64_t y_stride, const Epilogue& e) {
+  for (int b = block_begin; b < block_end; ++b) {
+    const int first = b * kBlockN;
+    const int channels = w.n - first < kBlockN ? w.n - first : kBlockN;
+    if (channels <= 0) return;
+    const Block block = block_of(w, b);
+    const float* bias = e.bias ? e.bias + first : nullptr;
+    int r = 0;
+    for (; r + kTileRows <= x.rows; r += kTileRows)
+      row_tile<kTileRows, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first,
+                                       y_stride);
+    for (; r + 4 <= x.rows; r += 4)
+      row_tile<4, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first, y_stride);
+    if (r + 2 <= x.rows) {
+      row_tile<2, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first, y_stride);
+      r += 2;
+    }
+    if (r < x.rows)
+      row_tile<1, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first, y_stride);
+  }
+}
+
+void linear_int8(const Matrix& w, const QuantRows& x, int block_begin, int block_end, float* y,
+                 int64_t y_stride, const Epilogue& e) {
+  if (w.type == WeightType::kQ4) {
+    if (w.minimums)
+      linear_packed<4, true>(w, x, block_begin, block_end, y, y_stride, e);
+    else
+      linear_packed<4, false>(w, x, block_begin, block_end, y, y_stride, e);
+  } else {
+    if (w.minimums)
+      linear_packed<8, true>(w, x, block_begin, block_end, y, y_stride, e);
+    else
+      linear_packed<8, false>(w, x, block_begin, block_end, y, y_stride, e);
+  }
+}
+
+// Zero groups, and groups whose reciprocal would overflow (|x| below 4e-37), become scale 0. Inf
+// and NaN become a NaN scale over zero codes, so that they reach the output instead of undefined
+// casts.
+void quantize_rows(const float* x, int64_t x_stride, int rows, int k, int k_pad, int8_t* codes,
+                   float* scales, int32_t* sums) {
+  const int groups = k_pad / kActGroup;
+  for (int r = 0; r < rows; ++r) {
+    for (int g = 0; g < groups; ++g) {
+      const int left = k - g * kActGroup;
+      const int count = left < 0 ? 0 : left < kActGroup ? left : kActGroup;
+      const float* src = x + r * x_stride + g * kActGroup;
+      float padded[kActGroup];
+      if (count < kActGroup) {
+        for (int i = 0; i < kActGroup; ++i) padded[i] = i < count ? src[i] : 0.0f;
+        src = padded;
+      }
+      int8_t* out = codes + static_cast<int64_t>(r) * k_pad + g * kActGroup;
+      const int64_t at = static_cast<int64_t>(r) * groups + g;
+      const uint32_t largest = max_abs_bits(src);  // as integers: NaN > inf > any finite value
+      const float amax = float_from_bits(largest);
+      const float inverse = 127.0f / amax;
+      if (largest >= 0x7f800000u || bits_from_float(inverse) >= 0x7f800000u) {
+        std::memset(out, 0, kActGroup);
+        scales[at] = largest >= 0x7f800000u ? float_from_bits(0x7fc00000u) : 0.0f;
+        sums[at] = 0;
+      } else {
+        scales[at] = amax / 127.0f;
+        sums[at] = quantize_group(src, inverse, out);
+      }
+    }
+  }
+}
+
+void dequantize_rows(const Matrix& w, const int32_t* ids, int count, float scale, float* y,
+                     int64_t y_stride) {
+  for (int i = 0; i < count; ++i) {
+    const int64_t id = ids[i];
+    float* out = y + i * y_stride;
+    if (w.type == WeightType::kQ4 || w.type == WeightType::kQ8) {
+      const Block block = block_of(w, static_cast<int>(id / kBlockN));
+      const int c = static_cast<int>(id % kBlockN);
+      const int step = w.type == WeightType::kQ4 ? 8 : 4;  // values of k in a line
+      for (int k0 = 0; k0 < w.k; k0 += step) {
+        const int row = (k0 / kActGroup) >> block.shift;
+        const float s = half_to_float(block.scales[row * kBlockN + c]);
+        const float m = block.minimums ? half_to_float(block.minimums[row * kBlockN + c]) : 0.0f;
+        const int zero = w.type == WeightType::kQ4 && !block.minimums ? 8 : 0;
+        const uint8_t* bytes = block.codes + static_cast<int64_t>(k0 / step) * 64 + 4 * c;
+        float v[8];
+        if (w.type == WeightType::kQ4) {
+          for (int j = 0; j < 4; ++j) {
+            v[j] = s * static_cast<float>((bytes[j] & 15) - zero) + m;
+            v[4 + j] = s * static_cast<float>((bytes[j] >> 4) - zero) + m;
+          }
+        } else {
+          for (int j = 0; j < 4; ++j)
+            v[j] = s * static_cast<float>(static_cast<int8_t>(bytes[j])) + m;
+        }
+        const int valid = w.k - k0 < step ? w.k - k0 : step;
+        for (int j = 0; j < valid; ++j) out[k0 + j] = v[j] * scale;
+      }
+    } else if (w.type == WeightType::kF32) {
+      const char* src = static_cast<const char*>(w.codes) + id * w.k * 4;
+      for (int k = 0; k < w.k; ++k) {
+        float v;
+        std::memcpy(&v, src + static_cast<int64_t>(k) * 4, sizeof v);
+        out[k] = v * scale;
+      }
+    } else {
+      const char* src = static_cast<const char*>(w.codes) + id * w.k * 2;
+      const bool half = w.type == WeightType::kF16;
+      for (int k = 0; k < w.k; ++k) {
+        uint16_t v;
+        std::memcpy(&v, src + static_cast<int64_t>(k) * 2, sizeof v);
+        out[k] = (half ? half_to_float(v) : bf16_to_float(v)) * scale;
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void register_linear_int8(KernelTable& t) {
+  t.quantize_rows = quantize_rows;
+  t.linear_int8 = linear_int8;
+  t.dequantize_rows = dequantize_rows;
+}
 
 }  // namespace ei::EI_NS

@@ -1,0 +1,43 @@
+// What the linear kernels share: addressing of a packed block, and the epilogue.
+#pragma once
+#include <cstdint>
+
+#include "kernels/half.h"
+#include "kernels/kernels.h"
+
+namespace ei::EI_NS {
+namespace {
+
+// One block of 16 output channels of a packed matrix.
+struct Block {
+  const uint8_t* codes;
+  const uint16_t* scales;    // [k_pad/group][16]
+  const uint16_t* minimums;  // the same shape, or null
+  int groups;                // activation groups (of 32) in k_pad
+  int shift;                 // activation group g uses scales row g >> shift
+};
+
+inline Block block_of(const Matrix& w, int b) {
+  const int64_t k = w.k_pad;
+  const int64_t code_bytes = w.type == WeightType::kQ4 ? k * 8 : k * 16;
+  const int64_t scale_row = k / w.group * kBlockN;
+  return {static_cast<const uint8_t*>(w.codes) + b * code_bytes, w.scales + b * scale_row,
+          w.minimums ? w.minimums + b * scale_row : nullptr, w.k_pad / kActGroup,
+          w.group == 128  ? 2
+          : w.group == 64 ? 1
+                          : 0};
+}
+
+// y[0..count) = acc (+ bias) (+ y), in this order.
+inline void store_channels(const float* acc, int count, const float* bias, bool accumulate,
+                           float* y) {
+  for (int c = 0; c < count; ++c) {
+    float v = acc[c];
+    if (bias) v += bias[c];
+    if (accumulate) v += y[c];
+    y[c] = v;
+  }
+}
+
+}  // namespace
+}  // namespace ei::EI_NS

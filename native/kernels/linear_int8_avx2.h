@@ -1,0 +1,171 @@
+// linear_int8 with 256-bit vectors: maddubs on plain AVX2, dpbusd with AVX-VNNI.
+#pragma once
+#include <immintrin.h>
+
+#include "kernels/linear_common.h"
+
+namespace ei::EI_NS {
+namespace {
+
+constexpr int kTileRows = 4;
+constexpr int64_t kPrefetchBytes = 2048;
+
+inline __m256i broadcast4(const int8_t* p) {
+  int32_t v;
+  std::memcpy(&v, p, sizeof v);
+  return _mm256_set1_epi32(v);
+}
+
+// Exact integer dots of 32 values of k: 8 channels (half a line) against R rows.
+template <int R, int kBits, bool kMin>
+inline void group_dots(const uint8_t* line, const int8_t* codes, int64_t k_stride,
+                       const int32_t* sums, int64_t g_stride, __m256i* dot) {
+  const __m256i low = _mm256_set1_epi8(15);
+#if EI_LEVEL >= 2
+  // dpwssd with (-bias, 0) word pairs: the sum fits its low word, so this is -bias*sum.
+  const __m256i bias = _mm256_set1_epi32(kBits == 4 ? 0xfff8 : 0xff80);
+  for (int i = 0; i < R; ++i) {
+    dot[i] = _mm256_setzero_si256();
+    if (kBits == 8 || !kMin)
+      dot[i] = _mm256_dpwssd_avx_epi32(dot[i], bias, _mm256_set1_epi32(sums[i * g_stride]));
+  }
+  if (kBits == 4) {
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) {
+      const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s));
+      const __m256i lo = _mm256_and_si256(v, low);
+      const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
+      for (int i = 0; i < R; ++i) {
+        const int8_t* a = codes + i * k_stride + 8 * s;
+        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], lo, broadcast4(a));
+        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], hi, broadcast4(a + 4));
+      }
+    }
+  } else {
+    const __m256i flip = _mm256_set1_epi8(-128);
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; ++s) {
+      const __m256i v = _mm256_xor_si256(
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s)), flip);
+      for (int i = 0; i < R; ++i)
+        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], v, broadcast4(codes + i * k_stride + 4 * s));
+    }
+  }
+#else
+  const __m256i ones = _mm256_set1_epi16(1);
+  for (int i = 0; i < R; ++i) dot[i] = _mm256_setzero_si256();
+  if (kBits == 4) {
+    // eight sums of two products of at most 15*127 stay below 2^15
+#pragma GCC unroll 4
+    for (int s = 0; s < 4; ++s) {
+      const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s));
+      const __m256i lo = _mm256_and_si256(v, low);
+      const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
+      for (int i = 0; i < R; ++i) {
+        const int8_t* a = codes + i * k_stride + 8 * s;
+        dot[i] =
+            _mm256_add_epi16(dot[i], _mm256_add_epi16(_mm256_maddubs_epi16(lo, broadcast4(a)),
+                                                      _mm256_maddubs_epi16(hi, broadcast4(a + 4))));
+      }
+    }
+    for (int i = 0; i < R; ++i) {
+      dot[i] = _mm256_madd_epi16(dot[i], ones);
+      if (!kMin) dot[i] = _mm256_sub_epi32(dot[i], _mm256_set1_epi32(8 * sums[i * g_stride]));
+    }
+  } else {
+    // |w| <= 128 is unsigned and its sign moves to the activation: 2*128*127 stays below 2^15
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; ++s) {
+      const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s));
+      const __m256i magnitude = _mm256_abs_epi8(v);
+      for (int i = 0; i < R; ++i) {
+        const __m256i a = _mm256_sign_epi8(broadcast4(codes + i * k_stride + 4 * s), v);
+        dot[i] =
+            _mm256_add_epi32(dot[i], _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, a), ones));
+      }
+    }
+  }
+#endif
+}
+
+inline __m256 load_half8(const uint16_t* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+
+// Channels [8*half, 8*half + 8*H) of the block against R rows; see dot_tile of the scalar level.
+template <int R, int H, int kBits, bool kMin>
+inline void dot_halves(const Block& block, int half, const int8_t* codes, int64_t k_stride,
+                       const float* scales, const int32_t* sums, int64_t g_stride,
+                       float (*acc)[kBlockN]) {
+  __m256 v[H][R];
+  for (int h = 0; h < H; ++h)
+    for (int i = 0; i < R; ++i) v[h][i] = _mm256_setzero_ps();
+  const uint8_t* line = block.codes + 32 * half;
+  for (int g = 0; g < block.groups; ++g) {
+    const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN + 8 * half;
+    for (int s = 0; s < kBits; ++s)
+      _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes + 64 * s, _MM_HINT_T0);
+    for (int h = 0; h < H; ++h) {
+      __m256i dot[R];
+      group_dots<R, kBits, kMin>(line + 32 * h, codes + g * kActGroup, k_stride, sums + g, g_stride,
+                                 dot);
+      const __m256 s_w = load_half8(block.scales + at + 8 * h);
+      for (int i = 0; i < R; ++i) {
+        const __m256 s_a = _mm256_set1_ps(scales[i * g_stride + g]);
+        v[h][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[i]), _mm256_mul_ps(s_w, s_a), v[h][i]);
+        if (kMin) {
+          const float sum = static_cast<float>(sums[i * g_stride + g]);
+          v[h][i] = _mm256_fmadd_ps(load_half8(block.minimums + at + 8 * h),
+                                    _mm256_set1_ps(scales[i * g_stride + g] * sum), v[h][i]);
+        }
+      }
+    }
+    line += kActGroup * kBits * 2;
+  }
+  for (int h = 0; h < H; ++h)
+    for (int i = 0; i < R; ++i) _mm256_storeu_ps(acc[i] + 8 * (half + h), v[h][i]);
+}
+
+template <int R, int kBits, bool kMin>
+void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
+              const int32_t* sums, int64_t g_stride, float (*acc)[kBlockN]) {
+  if constexpr (R <= 2) {
+    dot_halves<R, 2, kBits, kMin>(block, 0, codes, k_stride, scales, sums, g_stride, acc);
+  } else {  // sixteen registers hold one half of the block
+    dot_halves<R, 1, kBits, kMin>(block, 0, codes, k_stride, scales, sums, g_stride, acc);
+    dot_halves<R, 1, kBits, kMin>(block, 1, codes, k_stride, scales, sums, g_stride, acc);
+  }
+}
+
+inline uint32_t max_abs_bits(const float* x) {
+  const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
+  __m256i m = _mm256_setzero_si256();
+  for (int i = 0; i < kActGroup; i += 8)
+    m = _mm256_max_epi32(
+        m,
+        _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(x + i)), magnitude));
+  __m128i h = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+  h = _mm_max_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+  return static_cast<uint32_t>(_mm_cvtsi128_si32(h));
+}
+
+inline int32_t quantize_group(const float* x, float inverse, int8_t* codes) {
+  const __m256 scale = _mm256_set1_ps(inverse);
+  __m256i q[4];
+  for (int i = 0; i < 4; ++i)
+    q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(x + 8 * i), scale));
+  const __m256i a = _mm256_packs_epi32(q[0], q[1]), b = _mm256_packs_epi32(q[2], q[3]);
+  // the packs interleave 128-bit lanes: dwords come out as 0 4 1 5 2 6 3 7 of the order wanted
+  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(a, b), order);
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), bytes);
+  const __m256i s = _mm256_madd_epi16(_mm256_add_epi16(a, b), _mm256_set1_epi16(1));
+  __m128i h = _mm_add_epi32(_mm256_castsi256_si128(s), _mm256_extracti128_si256(s, 1));
+  h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+  h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+  return _mm_cvtsi128_si32(h);
+}
+
+}  // namespace
+}  // namespace ei::EI_NS

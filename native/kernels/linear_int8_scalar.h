@@ -1,0 +1,70 @@
+// The reference for linear_int8: portable C++, one fma a group.
+#pragma once
+#include <cmath>
+
+#include "kernels/linear_common.h"
+
+namespace ei::EI_NS {
+namespace {
+
+constexpr int kTileRows = 4;
+
+// acc[i][c] = dot of row i (codes + i*k_stride, scales and sums + i*g_stride) and channel c.
+template <int R, int kBits, bool kMin>
+void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
+              const int32_t* sums, int64_t g_stride, float (*acc)[kBlockN]) {
+  for (int i = 0; i < R; ++i)
+    for (int c = 0; c < kBlockN; ++c) acc[i][c] = 0.0f;
+  for (int g = 0; g < block.groups; ++g) {
+    const uint8_t* line = block.codes + static_cast<int64_t>(g) * (kActGroup * kBits * 2);
+    const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN;
+    for (int i = 0; i < R; ++i) {
+      const int8_t* a = codes + i * k_stride + g * kActGroup;
+      const float s_a = scales[i * g_stride + g];
+      const int32_t sum = sums[i * g_stride + g];
+      for (int c = 0; c < kBlockN; ++c) {
+        int32_t dot = 0;
+        if (kBits == 4) {
+          for (int s = 0; s < 4; ++s)
+            for (int j = 0; j < 4; ++j) {
+              const int byte = line[64 * s + 4 * c + j];
+              dot += (byte & 15) * a[8 * s + j] + (byte >> 4) * a[8 * s + 4 + j];
+            }
+          if (!kMin) dot -= 8 * sum;
+        } else {
+          for (int s = 0; s < 8; ++s)
+            for (int j = 0; j < 4; ++j)
+              dot += static_cast<int8_t>(line[64 * s + 4 * c + j]) * a[4 * s + j];
+        }
+        const float s_w = half_to_float(block.scales[at + c]);
+        float v = std::fmaf(static_cast<float>(dot), s_w * s_a, acc[i][c]);
+        if (kMin)
+          v = std::fmaf(half_to_float(block.minimums[at + c]), s_a * static_cast<float>(sum), v);
+        acc[i][c] = v;
+      }
+    }
+  }
+}
+
+inline uint32_t max_abs_bits(const float* x) {
+  uint32_t largest = 0;
+  for (int i = 0; i < kActGroup; ++i) {
+    const uint32_t bits = bits_from_float(x[i]) & 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  return largest;
+}
+
+// codes = round to nearest even of x*inverse; returns their sum. |x*inverse| < 127.5.
+inline int32_t quantize_group(const float* x, float inverse, int8_t* codes) {
+  int32_t sum = 0;
+  for (int i = 0; i < kActGroup; ++i) {
+    const int32_t q = static_cast<int32_t>(std::lrint(x[i] * inverse));
+    codes[i] = static_cast<int8_t>(q);
+    sum += q;
+  }
+  return sum;
+}
+
+}  // namespace
+}  // namespace ei::EI_NS
