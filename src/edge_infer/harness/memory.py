@@ -1,0 +1,168 @@
+"""Memory of a process and its descendants, read from /proc.
+
+Snapshots read smaps_rollup (exact, walks the page tables); the peak sampler reads the counters of
+/proc/<pid>/status (cheap, so that watching does not slow down what is watched).
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from edge_infer.harness.schema import MemoryReport, ProcessMemory, TreeMemory
+
+PROC = Path("/proc")
+
+
+def _kilobyte_fields(text: str) -> dict[str, int]:
+    """``Name:  123 kB`` lines as bytes."""
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if len(fields) == 2 and fields[1] == "kB" and fields[0].isdigit():
+            values[name] = int(fields[0]) * 1024
+    return values
+
+
+def process_tree(pid: int, proc: Path = PROC) -> list[int]:
+    """``pid`` and every descendant alive now, the root first."""
+    children: dict[int, list[int]] = {}
+    for entry in proc.iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            stat = (entry / "stat").read_text(errors="replace")
+        except OSError:
+            continue
+        # The name in parentheses may hold spaces and parentheses itself.
+        parent = int(stat.rpartition(")")[2].split()[1])
+        children.setdefault(parent, []).append(int(entry.name))
+    found, queue = [], [pid]
+    while queue:
+        current = queue.pop(0)
+        found.append(current)
+        queue += sorted(children.get(current, []))
+    return found
+
+
+def process_memory(pid: int, proc: Path = PROC) -> ProcessMemory | None:
+    """Exact memory of one process, or None where it has ended or may not be read."""
+    try:
+        rollup = _kilobyte_fields((proc / str(pid) / "smaps_rollup").read_text())
+        status = _kilobyte_fields((proc / str(pid) / "status").read_text(errors="replace"))
+        name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
+    except (OSError, ValueError):
+        return None
+    if "Rss" not in rollup:  # a zombie has no memory map
+        return None
+    rss, anonymous = rollup["Rss"], rollup.get("Anonymous", 0)
+    shmem = min(status.get("RssShmem", 0), rss - anonymous)
+    return ProcessMemory(
+        pid=pid,
+        name=name,
+        rss=rss,
+        pss=rollup.get("Pss", 0),
+        anonymous=anonymous,
+        file_backed=max(0, rss - anonymous - shmem),
+        shared_memory=shmem,
+        shared=rollup.get("Shared_Clean", 0) + rollup.get("Shared_Dirty", 0),
+        swap=rollup.get("Swap", 0),
+    )
+
+
+def tree_memory(pid: int, moment: str, proc: Path = PROC) -> TreeMemory:
+    """Exact memory of a process and its descendants."""
+    processes = [m for p in process_tree(pid, proc) if (m := process_memory(p, proc)) is not None]
+
+    def total(field: str) -> int:
+        return sum(getattr(m, field) for m in processes)
+
+    return TreeMemory(
+        moment=moment,
+        rss=total("rss"),
+        pss=total("pss"),
+        anonymous=total("anonymous"),
+        file_backed=total("file_backed"),
+        shared_memory=total("shared_memory"),
+        shared=total("shared"),
+        swap=total("swap"),
+        processes=processes,
+    )
+
+
+def _counters(pids: Iterable[int], proc: Path) -> tuple[int, int, int]:
+    """(anonymous, rss, file-backed) bytes summed over processes, from the kernel's counters."""
+    anonymous = rss = file_backed = 0
+    for pid in pids:
+        try:
+            fields = _kilobyte_fields((proc / str(pid) / "status").read_text(errors="replace"))
+        except OSError:
+            continue
+        anonymous += fields.get("RssAnon", 0)
+        rss += fields.get("VmRSS", 0)
+        file_backed += fields.get("RssFile", 0)
+    return anonymous, rss, file_backed
+
+
+class PeakSampler:
+    """Watches a process tree from a thread and keeps the peaks.
+
+    Use as a context manager around the run, or call start() and stop().
+    """
+
+    def __init__(self, pid: int, interval: float = 0.02, proc: Path = PROC) -> None:
+        self.pid, self.interval, self.proc = pid, interval, proc
+        self.peak_anonymous = self.peak_rss = self.peak_file_backed = self.samples = 0
+        self.snapshots: list[TreeMemory] = []
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="peak-sampler", daemon=True)
+
+    def start(self) -> PeakSampler:
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def __enter__(self) -> PeakSampler:
+        return self.start()
+
+    def __exit__(self, *unused: object) -> None:
+        self.stop()
+
+    def snapshot(self, moment: str) -> TreeMemory:
+        """Takes an exact snapshot now, keeps it, and lets it count for the peaks."""
+        now = tree_memory(self.pid, moment, self.proc)
+        self.snapshots.append(now)
+        self._note(now.anonymous, now.rss, now.file_backed)
+        return now
+
+    def report(self) -> MemoryReport:
+        """The peaks and snapshots so far."""
+        return MemoryReport(
+            snapshots=list(self.snapshots),
+            peak_anonymous=self.peak_anonymous,
+            peak_rss=self.peak_rss,
+            peak_file_backed=self.peak_file_backed,
+            interval_seconds=self.interval,
+            samples=self.samples,
+        )
+
+    def _note(self, anonymous: int, rss: int, file_backed: int) -> None:
+        self.peak_anonymous = max(self.peak_anonymous, anonymous)
+        self.peak_rss = max(self.peak_rss, rss)
+        self.peak_file_backed = max(self.peak_file_backed, file_backed)
+
+    def _watch(self) -> None:
+        pids, refreshed = [self.pid], 0.0
+        while not self._stop.is_set():
+            now = time.monotonic()
+            if now - refreshed > 0.2:  # listing every process costs more than reading a few
+                pids, refreshed = process_tree(self.pid, self.proc), now
+            self._note(*_counters(pids, self.proc))
+            self.samples += 1
+            self._stop.wait(self.interval)
