@@ -1,0 +1,58 @@
+// What decode and prefill share at the vector levels: one head's scores against one block of 32
+// tokens, turned into weights by the online softmax.
+#pragma once
+#include "kernels/vecmath.h"
+
+namespace ei::EI_NS {
+namespace {
+
+constexpr int kScoreVectors = kKvBlock / kW;
+
+inline const uint16_t* block_base(const KvLayer& kv, int32_t block) {
+  return kv.base + static_cast<int64_t>(block) * kv.block_stride;
+}
+inline const uint16_t* block_keys(const KvLayer& kv, int32_t block, int kv_head) {
+  return block_base(kv, block) + static_cast<int64_t>(kv_head) * kv.head_dim * kKvBlock;
+}
+inline const uint16_t* block_values(const KvLayer& kv, int32_t block, int kv_head) {
+  return block_keys(kv, block, kv.kv_heads + kv_head);
+}
+
+// What exponents are taken against: the running maximum, or 0 while no token has been seen, so that
+// exp(-inf - base) is 0 and never NaN.
+inline float softmax_base(float max) { return max == -INFINITY ? 0.0f : max; }
+
+#if EI_LEVEL >= 1
+
+// Raw dot products of 32 tokens to final scores: scale, softcap, -inf outside [lo, hi). Returns the
+// largest score.
+inline float finish_scores(float* s, float scale, float softcap, int lo, int hi) {
+  VF v[kScoreVectors];
+  for (int j = 0; j < kScoreVectors; ++j) v[j] = vload(s + j * kW) * vset(scale);
+  if (softcap > 0.0f)
+    for (int j = 0; j < kScoreVectors; ++j) v[j] = vset(softcap) * vtanh(v[j] / vset(softcap));
+  if (lo > 0 || hi < kKvBlock)
+    for (int j = 0; j < kScoreVectors; ++j)
+      v[j] = vselect(vlanes_between(lo - j * kW, hi - j * kW), v[j], vset(-INFINITY));
+  VF top = v[0];
+  for (int j = 1; j < kScoreVectors; ++j) top = vmax(top, v[j]);
+  for (int j = 0; j < kScoreVectors; ++j) vstore(s + j * kW, v[j]);
+  return vreduce_max(top);
+}
+
+// Scores to weights exp(s - base) in place. Their sum, folded to 8 lanes, comes back in sum8.
+inline void weigh_scores(float* s, float base, float* sum8) {
+  VF e[kScoreVectors];
+  for (int j = 0; j < kScoreVectors; ++j) {
+    e[j] = vexp(vload(s + j * kW) - vset(base));
+    vstore(s + j * kW, e[j]);
+  }
+  for (int half = kScoreVectors / 2; half > 0; half /= 2)
+    for (int j = 0; j < half; ++j) e[j] = e[j] + e[j + half];
+  _mm256_storeu_ps(sum8, half_sum(e[0]));
+}
+
+#endif
+
+}  // namespace
+}  // namespace ei::EI_NS

@@ -1,0 +1,272 @@
+// One vector of f32 per ISA level: 16 lanes (avx512), 8 (avx2), 1 (scalar). Kernels written on it
+// compute the same bits at avx2 and avx512: the same operations in the same order, lane by lane.
+// All of it is internal to the including file; * + - / on VF are the compiler's own.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+#if EI_LEVEL > 0
+#if defined(__GNUC__) && !defined(__clang__)  // gcc 11 and 12 warn of their own _mm512_undefined_ps
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wuninitialized"
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#include <immintrin.h>
+#pragma GCC diagnostic pop
+#else
+#include <immintrin.h>
+#endif
+#endif
+
+namespace ei::EI_NS {
+namespace {
+
+// --- 16-bit floats, one value; round to nearest even ---
+inline float bits_to_float(uint32_t u) {
+  float f;
+  memcpy(&f, &u, 4);
+  return f;
+}
+
+inline uint32_t float_to_bits(float f) {
+  uint32_t u;
+  memcpy(&u, &f, 4);
+  return u;
+}
+
+inline float bf16_to_float(uint16_t h) { return bits_to_float(static_cast<uint32_t>(h) << 16); }
+
+inline uint16_t float_to_bf16(float f) {
+  const uint32_t u = float_to_bits(f);
+  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+  const bool nan = (u & 0x7fffffffu) > 0x7f800000u;  // rounding could carry a NaN into infinity
+  return static_cast<uint16_t>(nan ? (u >> 16) | 0x40u : rounded);
+}
+
+#if EI_LEVEL == 0
+inline float f16_to_float(uint16_t h) {
+  // As f32 bits the magnitude reads 2^112 too small, denormals included; the product is exact.
+  const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fffu) << 13;
+  const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
+  const uint32_t bits = float_to_bits(bits_to_float(magnitude) * 0x1p112f) | special;
+  return bits_to_float(bits | static_cast<uint32_t>(h & 0x8000u) << 16);
+}
+
+inline uint16_t float_to_f16(float f) {
+  const uint32_t u = float_to_bits(f);
+  const uint32_t sign = (u >> 16) & 0x8000u;
+  const uint32_t magnitude = u & 0x7fffffffu;
+  uint32_t h;
+  if (magnitude > 0x7f800000u) {
+    h = 0x7e00u;
+  } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
+    h = 0x7c00u;
+  } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to multiples of 2^-24
+    h = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
+  } else {
+    h = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+  }
+  return static_cast<uint16_t>(sign | h);
+}
+#else
+inline float f16_to_float(uint16_t h) { return _cvtsh_ss(h); }
+inline uint16_t float_to_f16(float f) {
+  return static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT));
+}
+#endif
+
+template <KvType T>
+inline float kv_to_float(uint16_t h) {
+  return T == KvType::kF16 ? f16_to_float(h) : bf16_to_float(h);
+}
+
+template <KvType T>
+inline uint16_t float_to_kv(float f) {
+  return T == KvType::kF16 ? float_to_f16(f) : float_to_bf16(f);
+}
+
+// --- vectors. vmax(a, b) is b where a is NaN; *_n functions touch only the first n lanes. ---
+#if EI_LEVEL >= 3
+
+constexpr int kW = 16;
+using VF = __m512;
+using VMask = __mmask16;
+
+inline __mmask16 first_lanes(int n) { return static_cast<__mmask16>((1u << n) - 1u); }
+inline VF vload(const float* p) { return _mm512_loadu_ps(p); }
+inline VF vload_n(const float* p, int n) { return _mm512_maskz_loadu_ps(first_lanes(n), p); }
+inline void vstore(float* p, VF a) { _mm512_storeu_ps(p, a); }
+inline void vstore_n(float* p, VF a, int n) { _mm512_mask_storeu_ps(p, first_lanes(n), a); }
+inline VF vset(float x) { return _mm512_set1_ps(x); }
+inline float vfirst(VF a) { return _mm512_cvtss_f32(a); }
+inline VF vfma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }    // a*b + c
+inline VF vfnma(VF a, VF b, VF c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a*b
+inline VF vfms(VF a, VF b, VF c) { return _mm512_fmsub_ps(a, b, c); }    // a*b - c
+inline VF vmax(VF a, VF b) { return _mm512_max_ps(a, b); }
+inline VF vmin(VF a, VF b) { return _mm512_min_ps(a, b); }
+inline VF vabs(VF a) { return _mm512_abs_ps(a); }
+inline VF vcopysign(VF magnitude, VF sign) {
+  return _mm512_or_ps(magnitude, _mm512_and_ps(sign, _mm512_set1_ps(-0.0f)));
+}
+inline VF vround(VF a) {
+  return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+inline VF vldexp(VF a, VF n) { return _mm512_scalef_ps(a, n); }  // a * 2^n, n integral
+inline VMask vlt(VF a, VF b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
+inline VMask vge(VF a, VF b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
+inline VMask veq(VF a, VF b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
+inline uint32_t vbits(VMask m) { return m; }
+inline VF vselect(VMask m, VF yes, VF no) { return _mm512_mask_blend_ps(m, no, yes); }
+inline VMask vlanes_between(int lo, int hi) {  // lanes lo <= i < hi, for any integers
+  const __m512i i = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  return _mm512_cmpge_epi32_mask(i, _mm512_set1_epi32(lo)) &
+         _mm512_cmplt_epi32_mask(i, _mm512_set1_epi32(hi));
+}
+
+inline __m256 half_sum(VF a) {
+  return _mm256_add_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+}
+inline __m256 half_max(VF a) {
+  return _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+}
+
+template <KvType T>
+inline VF vload_kv(const uint16_t* p) {
+  const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  if constexpr (T == KvType::kF16) return _mm512_cvtph_ps(h);
+  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
+}
+
+inline __m256i vto_f16(VF a) { return _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT); }
+inline void vstore_f16(uint16_t* p, VF a) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), vto_f16(a));
+}
+
+#elif EI_LEVEL >= 1
+
+constexpr int kW = 8;
+using VF = __m256;
+using VMask = __m256;
+
+inline __m256i first_lanes(int n) {
+  const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), i);
+}
+inline VF vload(const float* p) { return _mm256_loadu_ps(p); }
+inline VF vload_n(const float* p, int n) { return _mm256_maskload_ps(p, first_lanes(n)); }
+inline void vstore(float* p, VF a) { _mm256_storeu_ps(p, a); }
+inline void vstore_n(float* p, VF a, int n) { _mm256_maskstore_ps(p, first_lanes(n), a); }
+inline VF vset(float x) { return _mm256_set1_ps(x); }
+inline float vfirst(VF a) { return _mm256_cvtss_f32(a); }
+inline VF vfma(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
+inline VF vfnma(VF a, VF b, VF c) { return _mm256_fnmadd_ps(a, b, c); }
+inline VF vfms(VF a, VF b, VF c) { return _mm256_fmsub_ps(a, b, c); }
+inline VF vmax(VF a, VF b) { return _mm256_max_ps(a, b); }
+inline VF vmin(VF a, VF b) { return _mm256_min_ps(a, b); }
+inline VF vabs(VF a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
+inline VF vcopysign(VF magnitude, VF sign) {
+  return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
+}
+inline VF vround(VF a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+// a * 2^n for |n| <= 252, in two factors so that denormal results round once.
+inline VF vldexp(VF a, VF n) {
+  const __m256i i = _mm256_cvtps_epi32(n);
+  const __m256i half = _mm256_srai_epi32(i, 1);
+  const __m256i bias = _mm256_set1_epi32(127);
+  const __m256i rest = _mm256_sub_epi32(i, half);
+  const VF p = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
+  const VF q = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
+  return a * p * q;
+}
+inline VMask vlt(VF a, VF b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
+inline VMask vge(VF a, VF b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
+inline VMask veq(VF a, VF b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
+inline uint32_t vbits(VMask m) { return static_cast<uint32_t>(_mm256_movemask_ps(m)); }
+inline VF vselect(VMask m, VF yes, VF no) { return _mm256_blendv_ps(no, yes, m); }
+inline VMask vlanes_between(int lo, int hi) {
+  const __m256i i = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+  const __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(lo), i);
+  return _mm256_castsi256_ps(
+      _mm256_andnot_si256(below, _mm256_cmpgt_epi32(_mm256_set1_epi32(hi), i)));
+}
+
+inline __m256 half_sum(VF a) { return a; }
+inline __m256 half_max(VF a) { return a; }
+
+template <KvType T>
+inline VF vload_kv(const uint16_t* p) {
+  const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  if constexpr (T == KvType::kF16) return _mm256_cvtph_ps(h);
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+
+inline void vstore_f16(uint16_t* p, VF a) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm256_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT));
+}
+
+#else
+
+constexpr int kW = 1;
+using VF = float;
+using VMask = bool;
+
+inline VF vload(const float* p) { return *p; }
+inline VF vload_n(const float* p, int n) { return n > 0 ? *p : 0.0f; }
+inline void vstore(float* p, VF a) { *p = a; }
+inline void vstore_n(float* p, VF a, int n) {
+  if (n > 0) *p = a;
+}
+inline VF vset(float x) { return x; }
+inline float vfirst(VF a) { return a; }
+inline VF vmax(VF a, VF b) { return a > b ? a : b; }
+inline VF vmin(VF a, VF b) { return a < b ? a : b; }
+inline VMask vlt(VF a, VF b) { return a < b; }
+inline VMask vge(VF a, VF b) { return a >= b; }
+inline VMask veq(VF a, VF b) { return a == b; }
+inline uint32_t vbits(VMask m) { return m; }
+inline VF vselect(VMask m, VF yes, VF no) { return m ? yes : no; }
+
+#endif
+
+#if EI_LEVEL >= 1
+template <KvType T>
+inline VF vload_kv_n(const uint16_t* p, int n) {
+  uint16_t lanes[kW] = {};
+  for (int i = 0; i < n; ++i) lanes[i] = p[i];
+  return vload_kv<T>(lanes);
+}
+
+inline float vreduce_add(VF a) {
+  const __m256 h = half_sum(a);
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
+}
+
+inline float vreduce_max(VF a) {
+  const __m256 h = half_max(a);
+  __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
+  q = _mm_max_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+#else
+inline float vreduce_max(VF a) { return a; }
+#endif
+
+// Sums over a row go to 32 lanes (element i to lane i % 32) and then down a tree, at every level,
+// so that norms have the same bits everywhere.
+constexpr int kLanes = 32;
+constexpr int kLaneVectors = kLanes / kW;
+
+inline float reduce_lanes(const VF* acc) {
+  float lanes[kLanes];
+  for (int j = 0; j < kLaneVectors; ++j) vstore(lanes + j * kW, acc[j]);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+}  // namespace
+}  // namespace ei::EI_NS

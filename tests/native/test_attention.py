@@ -1,0 +1,260 @@
+"""Paged attention against float64: decode splits, merges and prefill, at every level."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from rows_support import BLOCK, Pool, attention_reference, from_16, guarded, k, level_params, to_16
+
+LEVELS = level_params()
+TOLERANCE = 2e-5
+
+
+def rand(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
+
+
+def make_pool(
+    tokens: int, kv_heads: int, dim: int, bf16: bool = False, first_block: int = 0, scale: float = 1
+) -> Pool:
+    shape = (tokens, kv_heads, dim)
+    return Pool(rand(*shape, seed=1, scale=scale), rand(*shape, seed=2), bf16, first_block)
+
+
+def split(
+    level: str, pool: Pool, head: int, q: np.ndarray, begin: int, end: int, cap: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    heads, dim = q.shape
+    m, l = (guarded(np.full(heads, np.nan, np.float32)) for _ in range(2))  # noqa: E741
+    acc = guarded(np.full((heads, dim), np.nan, np.float32))
+    k.attention_split(
+        level, pool.data, pool.bf16, pool.kv_heads, head, pool.blocks, guarded(q), begin, end,
+        dim**-0.5, cap, m, l, acc,
+    )  # fmt: skip
+    return m, l, acc
+
+
+def merge(level: str, parts: list, head: int, dim: int) -> np.ndarray:
+    out = guarded(np.full(dim, np.nan, np.float32))
+    m, l = (guarded(np.array([p[i][head] for p in parts])) for i in range(2))  # noqa: E741
+    k.attention_merge(level, m, l, guarded(np.stack([p[2][head] for p in parts])), out)
+    return out
+
+
+def prefill(
+    level: str, pool: Pool, head: int, q: np.ndarray, begin: list, end: list, cap: float = 0.0
+) -> np.ndarray:
+    out = guarded(np.full(q.shape, np.nan, np.float32))
+    k.attention_prefill(
+        level, pool.data, pool.bf16, pool.kv_heads, head, pool.blocks, guarded(q),
+        np.asarray(begin, np.int32), np.asarray(end, np.int32), q.shape[2] ** -0.5, cap, out,
+    )  # fmt: skip
+    return out
+
+
+def reference(
+    pool: Pool, head: int, q: np.ndarray, begin: int, end: int, cap: float = 0.0
+) -> np.ndarray:
+    rows = slice(begin, max(begin, end))
+    return attention_reference(
+        q, pool.keys[rows, head], pool.values[rows, head], q.shape[-1] ** -0.5, cap
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dim", [1, 5, 16, 40, 64, 128])
+def test_kv_store_lays_out_and_rounds(level: str, bf16: bool, dim: int) -> None:
+    special = np.array(
+        [0, -0.0, 65504, 65519, 65520, 1e6, -1e6, 6e-8, 2.9e-8, 3e-8, 5.96e-5, 6.1e-5, 1e-9, np.inf,
+         1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, np.nan], np.float32
+    )  # fmt: skip
+    heads = 3
+    key, value = rand(heads, dim, seed=1, scale=3), rand(heads, dim, seed=2, scale=3)
+    for x in (key, value):
+        flat = x.reshape(-1)
+        n = min(len(special), flat.size)
+        flat[-n:] = special[-n:]
+        if flat.size >= 2 * len(special):
+            flat[: len(special)] = -special
+    pool = guarded(np.full((3, 2 * heads * dim * BLOCK), 0x1234, np.uint16))
+    block, slot = 2, BLOCK - 1
+    k.kv_store(level, pool, bf16, block, slot, guarded(key), guarded(value))
+    got = pool[block].reshape(2 * heads, dim * BLOCK)
+    stored_keys = np.stack([got[h].reshape(dim, BLOCK)[:, slot] for h in range(heads)])
+    stored_values = np.stack([got[heads + h].reshape(BLOCK, dim)[slot] for h in range(heads)])
+    for stored, x in ((stored_keys, key), (stored_values, value)):
+        nan = np.isnan(x)
+        assert np.isnan(from_16(stored, bf16)[nan]).all()
+        np.testing.assert_array_equal(stored[~nan], to_16(x, bf16)[~nan])
+    assert (pool != 0x1234).sum() <= 2 * heads * dim
+    assert (pool[:2] == 0x1234).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dim", [2, 8, 16, 17, 64, 80, 128, 256])
+def test_split_is_attention(level: str, bf16: bool, dim: int) -> None:
+    pool = make_pool(150, 2, dim, bf16)
+    q = rand(3, dim, seed=3, scale=2)
+    for begin, end in ((0, 150), (0, 1), (0, 32), (33, 63), (31, 97), (64, 128), (149, 150)):
+        m, l, acc = split(level, pool, 1, q, begin, end)  # noqa: E741
+        want = reference(pool, 1, q, begin, end)
+        np.testing.assert_allclose(acc / l[:, None], want, rtol=0, atol=TOLERANCE)
+        scores = q.astype(np.float64) @ pool.keys[begin:end, 1].T * dim**-0.5
+        np.testing.assert_allclose(m, scores.max(1), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("heads", [*range(1, 10), 16, 19])
+def test_any_number_of_heads_shares_a_kv_head(level: str, heads: int) -> None:
+    pool = make_pool(70, 1, 64)
+    q = rand(heads, 64, seed=3, scale=2)
+    together = split(level, pool, 0, q, 5, 70)
+    np.testing.assert_allclose(
+        together[2] / together[1][:, None], reference(pool, 0, q, 5, 70), rtol=0, atol=TOLERANCE
+    )
+    for h in range(heads):
+        alone = split(level, pool, 0, q[h : h + 1], 5, 70)
+        for got, want in zip(alone, together, strict=True):
+            np.testing.assert_array_equal(got[0], want[h])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_empty_ranges(level: str) -> None:
+    pool = make_pool(64, 1, 16)
+    q = rand(2, 16)
+    for begin, end in ((0, 0), (40, 40), (50, 40)):
+        m, l, acc = split(level, pool, 0, q, begin, end)  # noqa: E741
+        assert (m == -np.inf).all() and (l == 0).all() and (acc == 0).all()
+    empty, full = split(level, pool, 0, q, 7, 7), split(level, pool, 0, q, 7, 60)
+    want = reference(pool, 0, q, 7, 60)
+    np.testing.assert_allclose(merge(level, [empty, full, empty], 1, 16), want[1], atol=TOLERANCE)
+    assert (merge(level, [empty, empty], 0, 16) == 0).all()
+    out = prefill(level, pool, 0, rand(3, 2, 16), [5, 40, 9], [5, 30, 20])
+    assert (out[:2] == 0).all() and (out[2] != 0).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dim", [16, 33, 128])
+def test_merged_splits_equal_the_whole(level: str, dim: int) -> None:
+    tokens = 4500
+    pool = make_pool(tokens, 1, dim)
+    q = rand(2, dim, seed=4, scale=4)
+    want = reference(pool, 0, q, 100, tokens)
+    for size in (512, 1024, 4500):
+        edges = list(range(100 // size * size, tokens + size, size))
+        parts = [split(level, pool, 0, q, max(100, a), min(tokens, a + size)) for a in edges[:-1]]
+        for h in range(2):
+            got = merge(level, parts, h, dim)
+            np.testing.assert_allclose(got, want[h], rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("cap", [0.0, 20.0])
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize(("dim", "heads"), [(2, 1), (8, 2), (17, 3), (64, 4), (80, 5), (256, 2)])
+def test_prefill_is_attention(level: str, cap: float, bf16: bool, dim: int, heads: int) -> None:
+    tokens = 140
+    pool = make_pool(tokens, 2, dim, bf16)
+    q = rand(31, heads, dim, seed=5, scale=3)
+    rng = np.random.default_rng(6)
+    causal = list(range(tokens - 30, tokens + 1))
+    begins = rng.integers(0, tokens, 31)
+    for begin, end in (
+        ([0] * 31, causal),
+        ([max(0, e - 40) for e in causal], causal),
+        ([7] * 31, [133] * 31),
+        (begins, [rng.integers(b, tokens + 1) for b in begins]),
+    ):
+        out = prefill(level, pool, 1, q, begin, end, cap)
+        for r in range(31):
+            want = reference(pool, 1, q[r], int(begin[r]), int(end[r]), cap)
+            np.testing.assert_allclose(out[r], want, rtol=0, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(("dim", "heads"), [(16, 1), (64, 3), (40, 8)])
+def test_a_prefill_row_does_not_depend_on_its_company(level: str, dim: int, heads: int) -> None:
+    tokens = 200
+    pool = make_pool(tokens, 1, dim)
+    q = rand(40, heads, dim, seed=7, scale=3)
+    end = np.arange(tokens - 39, tokens + 1)
+    begin = np.maximum(0, end - 77)
+    together = prefill(level, pool, 0, q, begin, end)
+    for r in (0, 1, 12, 39):
+        one = slice(r, r + 1)
+        np.testing.assert_array_equal(
+            prefill(level, pool, 0, q[one], begin[one], end[one])[0], together[r]
+        )
+    for cut in (5, 23):
+        halves = [
+            prefill(level, pool, 0, q[part], begin[part], end[part])
+            for part in (slice(0, cut), slice(cut, None))
+        ]
+        np.testing.assert_array_equal(np.concatenate(halves), together)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dim", [16, 128])
+def test_released_blocks_are_never_read(level: str, dim: int) -> None:
+    pool = make_pool(160, 1, dim, first_block=3)
+    assert (pool.blocks[:3] == -1).all()
+    q = rand(2, dim)
+    _, l, acc = split(level, pool, 0, q, 100, 160)  # noqa: E741
+    np.testing.assert_allclose(
+        acc / l[:, None], reference(pool, 0, q, 100, 160), rtol=0, atol=TOLERANCE
+    )
+    out = prefill(level, pool, 0, q[None], [97], [155])
+    np.testing.assert_allclose(out[0], reference(pool, 0, q, 97, 155), rtol=0, atol=TOLERANCE)
+    pool.blocks[3] = -1  # a block between the ranges of two rows
+    pool.blocks[2] = pool.blocks[4]
+    out = prefill(level, pool, 0, np.stack([q, q]), [64, 128], [96, 160])
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("size", [1e4, 1e-4])
+def test_extreme_scores(level: str, size: float) -> None:
+    tokens, dim = 100, 64
+    keys = rand(tokens, 1, dim, seed=1)
+    pool = Pool(keys, rand(tokens, 1, dim, seed=2), False)
+    q = rand(4, dim, seed=3) * np.float32(size)
+    want = reference(pool, 0, q, 0, tokens)
+    m, l, acc = split(level, pool, 0, q, 0, tokens)  # noqa: E741
+    assert np.isfinite(m).all() and np.isfinite(acc).all()
+    got = prefill(level, pool, 0, q[None], [0], [tokens])[0]
+    # scores of 1e4 in f32 are 1e-3 apart, and so are the weights they give
+    tolerance = 2e-2 if size > 1 else TOLERANCE
+    np.testing.assert_allclose(acc / l[:, None], want, rtol=0, atol=tolerance)
+    np.testing.assert_allclose(got, want, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_long_context_keeps_its_sum(level: str) -> None:
+    """65536 equal scores: the mean of the values, where a sloppy f32 sum would drift."""
+    tokens, dim = 65536, 16
+    keys = np.zeros((tokens, 1, dim), np.float32)
+    values = rand(tokens, 1, dim, seed=1) + np.float32(1)
+    pool = Pool(keys, values, False)
+    q = rand(1, dim)
+    _, l, acc = split(level, pool, 0, q, 0, tokens)  # noqa: E741
+    assert l[0] == tokens
+    want = pool.values[:, 0].mean(0)
+    np.testing.assert_allclose(acc[0] / l[0], want, rtol=1e-4)
+    np.testing.assert_allclose(
+        prefill(level, pool, 0, q[None], [0], [tokens])[0, 0], want, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_broken_values_are_loud(level: str) -> None:
+    """A NaN or an overflowed value that a row sees reaches its output."""
+    values = rand(40, 1, 16, seed=1)
+    values[33] = 1e6  # infinite as f16
+    pool = Pool(rand(40, 1, 16, seed=2), values, False)
+    q = rand(1, 16)
+    assert not np.isfinite(split(level, pool, 0, q, 0, 40)[2]).any()
+    assert np.isfinite(split(level, pool, 0, q, 0, 33)[2]).all()
+    out = prefill(level, pool, 0, q[None], [0], [40])
+    assert not np.isfinite(out).any()
