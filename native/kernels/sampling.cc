@@ -90,8 +90,12 @@ int collect_above(const float* x, int n, float threshold, int32_t* ids, int capa
   int count = 0, i = 0;
   for (; i + kW <= n; i += kW) {
     uint32_t found = vbits(vge(vload(x + i), t));
-    for (; found != 0; found &= found - 1, ++count)
-      if (count < capacity) ids[count] = i + __builtin_ctz(found);
+    if (count + kW > capacity) {
+      for (; found != 0; found &= found - 1, ++count)
+        if (count < capacity) ids[count] = i + __builtin_ctz(found);
+      continue;
+    }
+    for (; found != 0; found &= found - 1) ids[count++] = i + __builtin_ctz(found);
   }
   for (; i < n; ++i)
     if (x[i] >= threshold) {
