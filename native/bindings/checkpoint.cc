@@ -37,7 +37,7 @@ nb::tuple quantize_matrix(
     nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu> data, const std::string& dtype, int bits,
     int group, bool minimum,
     std::optional<nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>> importance,
-    int threads, const std::string& name) {
+    int threads, const std::string& name, int64_t first_row) {
   QuantizeJob job{};
   job.type = source_type(dtype, data.dtype());
   job.data = data.data();
@@ -81,7 +81,7 @@ nb::tuple quantize_matrix(
   job.minimums = minimums.get();
   {
     nb::gil_scoped_release release;
-    quantize(job, name);
+    quantize(job, name, first_row);
   }
   nb::object none = nb::none();
   return nb::make_tuple(array(std::move(codes), blocks, lines, 64),
@@ -94,7 +94,7 @@ nb::tuple quantize_matrix(
 void bind_checkpoint(nb::module_& m) {
   m.def("quantize_matrix", &quantize_matrix, nb::arg("data"), nb::arg("dtype"), nb::arg("bits"),
         nb::arg("group_size"), nb::arg("minimum"), nb::arg("importance").none(), nb::arg("threads"),
-        nb::arg("name"),
+        nb::arg("name"), nb::arg("first_row"),
         "[n, k] floats (F32, or the bits of F16/BF16 as uint16) to packed codes (uint8 "
         "[n/16, lines, 64]), scales and minimums (fp16 bits [n/16, groups, 16], or None).");
 }

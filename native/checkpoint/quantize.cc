@@ -350,9 +350,9 @@ class Worker {
   int count_ = 0;
 };
 
-[[noreturn]] void refuse(const Trouble& t, const std::string& name, int bits) {
-  const std::string where =
-      "tensor " + name + " holds " + std::to_string(t.value) + " at row " + std::to_string(t.row);
+[[noreturn]] void refuse(const Trouble& t, const std::string& name, int64_t first_row, int bits) {
+  const std::string where = "tensor " + name + " holds " + std::to_string(t.value) + " at row " +
+                            std::to_string(first_row + t.row);
   if (!t.finite) {
     throw Error("checkpoint_invalid", where + ", column " + std::to_string(t.column) +
                                           ": the file is damaged or the training diverged.");
@@ -386,7 +386,7 @@ float from_half(uint16_t bits) {
   return bits_to_float(sign | float_to_bits(bits_to_float(magnitude) * 0x1p112f));
 }
 
-void quantize(const QuantizeJob& job, const std::string& name) {
+void quantize(const QuantizeJob& job, const std::string& name, int64_t first_row) {
   const int64_t blocks = (job.n + 15) / 16;
   const int count =
       static_cast<int>(std::clamp<int64_t>(job.threads, 1, std::max<int64_t>(blocks, 1)));
@@ -419,7 +419,7 @@ void quantize(const QuantizeJob& job, const std::string& name) {
   for (const Worker& w : workers) {
     if (w.trouble.row >= 0 && (!first || w.trouble.row < first->row)) first = &w.trouble;
   }
-  if (first) refuse(*first, name, job.bits);
+  if (first) refuse(*first, name, first_row, job.bits);
 }
 
 }  // namespace ei

@@ -24,9 +24,9 @@ struct QuantizeJob {
   int threads;
 };
 
-// Throws Error("checkpoint_invalid") naming `name`, row and column for NaN, infinity, or values
-// whose scale or minimum fp16 cannot hold.
-void quantize(const QuantizeJob& job, const std::string& name);
+// Throws Error("checkpoint_invalid") naming `name`, row (from first_row) and column for NaN,
+// infinity, or values whose scale or minimum fp16 cannot hold.
+void quantize(const QuantizeJob& job, const std::string& name, int64_t first_row);
 
 // fp16 bits, round to nearest even; infinity beyond the range.
 uint16_t to_half(float value);

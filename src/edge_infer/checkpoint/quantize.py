@@ -40,6 +40,7 @@ def quantize(
     group_size: int,
     symmetric: bool,
     name: str = "weights",
+    first_row: int = 0,
     importance: npt.NDArray[np.float32] | None = None,
     threads: int | None = None,
 ) -> Packed:
@@ -48,7 +49,8 @@ def quantize(
     ``weights`` is float32 for dtype "F32", float16 or its bits for "F16", uint16 bits for "BF16".
     ``importance`` is one weight per input channel, f32 [K]. 8-bit codes are always symmetric.
     The result does not depend on the machine or the number of threads. Raises CheckpointError
-    naming ``name`` for NaN, infinity and values beyond what an fp16 scale reaches.
+    naming ``name`` and the row (counted from ``first_row``) for NaN, infinity and values beyond
+    what an fp16 scale reaches.
     """
     if weights.dtype == np.float16:
         weights = weights.view(np.uint16)
@@ -66,6 +68,7 @@ def quantize(
         importance,
         threads or default_threads(),
         name,
+        first_row,
     )
     return Packed(
         codes.view(np.int8) if bits == 8 else codes,
