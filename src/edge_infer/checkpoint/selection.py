@@ -14,7 +14,7 @@ from edge_infer.errors import ConfigError
 QUANTIZABLE = {
     "F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K",
 }  # fmt: skip
-MAX_K = 1 << 22  # a panel has at least 16 rows: this bounds its memory
+MAX_K = 1 << 20  # a panel has at least 16 rows: this bounds its memory
 _TOWERS = re.compile(
     r"(^|\.)(vision|visual|vit|audio|image|speech|video|vocoder|codec|code2wav|token2wav"
     r"|mm_projector|multi_modal_projector|embed_vision|embed_audio|resampler)"
