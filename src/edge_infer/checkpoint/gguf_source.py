@@ -54,7 +54,7 @@ class GgufSourceTensor(SourceTensor):
         if self._head_rows:
             first = start // self._head_rows * self._head_rows
             last = -(-stop // self._head_rows) * self._head_rows
-        raw = self._reader.read(
+        raw: npt.NDArray[np.uint8] = self._reader.read(
             self._info.offset + first * self._row_bytes, (last - first) * self._row_bytes
         ).reshape(last - first, self._row_bytes)
         if self._head_rows:
