@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Annotated, Any, NoReturn, TypeVar
 
@@ -73,3 +74,14 @@ def command(function: F) -> F:
 def megabytes(n: float) -> str:
     """Bytes as "412 MB" or "1.25 GB" (powers of ten)."""
     return f"{n / 1e9:.2f} GB" if n >= 1e9 else f"{n / 1e6:.0f} MB"
+
+
+class Stopwatch:
+    """Seconds since it was made."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self._start

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edge_infer.cli import device
+from edge_infer.cli import convert, device, inspect
 
 app = typer.Typer(
     name="edge-infer",
@@ -36,4 +36,9 @@ def root(
     pass
 
 
-app.command("device")(device.device)
+for name, function in (
+    ("convert", convert.convert),
+    ("inspect", inspect.inspect),
+    ("device", device.device),
+):
+    app.command(name)(function)

@@ -1,0 +1,81 @@
+"""``edge-infer convert``: a Hugging Face folder or a GGUF file to the packed format."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from edge_infer.cli.common import JsonOption, Stopwatch, command, megabytes, print_json
+
+
+@contextmanager
+def progress_bar(title: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr that takes (bytes done, bytes in all); None where it would not be seen."""
+    if not wanted or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(title, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@command
+def convert(
+    source: Annotated[Path, typer.Argument(help="A Hugging Face folder or a GGUF file.")],
+    destination: Annotated[Path, typer.Argument(help="The folder to make.")],
+    bits: Annotated[
+        int | None,
+        typer.Option(help="4 or 8. Default: 4 for a folder; a GGUF keeps 4-bit types, 8 above."),
+    ] = None,
+    group_size: Annotated[int, typer.Option(help="32, 64 or 128 values share a scale.")] = 32,
+    minimums: Annotated[
+        bool, typer.Option("--minimums", help="Store a minimum beside each scale (4 bits).")
+    ] = False,
+    include: Annotated[
+        list[str] | None, typer.Option(help="Pattern of modules to quantize; repeatable.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Pattern of modules to leave alone; repeatable.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Convert a model to the packed format."""
+    from edge_infer.checkpoint.convert import convert as convert_checkpoint
+
+    notes: list[str] = []
+    clock = Stopwatch()
+    with progress_bar(f"Converting {source.name}", not as_json) as progress:
+        made = convert_checkpoint(
+            source,
+            destination,
+            bits=bits,
+            group_size=group_size,
+            symmetric=not minimums,
+            include=include or (),
+            exclude=exclude or (),
+            progress=progress,
+            notes=notes,
+        )
+    size = sum(file.stat().st_size for file in made.iterdir())
+    if as_json:
+        print_json(
+            {
+                "path": str(made),
+                "bytes": size,
+                "seconds": clock.seconds,
+                "notes": notes,
+            }
+        )
+        return
+    for note in notes:
+        print(f"note: {note}", file=sys.stderr)
+    print(f"{made}: {megabytes(size)} in {clock.seconds:.1f} s")
