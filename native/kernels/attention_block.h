@@ -24,9 +24,13 @@ inline float softmax_base(float max) { return max == -INFINITY ? 0.0f : max; }
 
 #if EI_LEVEL >= 1
 
+inline __m128 softmax_base4(__m128 max) {
+  return _mm_andnot_ps(_mm_cmpeq_ps(max, _mm_set1_ps(-INFINITY)), max);
+}
+
 // Raw dot products of 32 tokens to final scores: scale, softcap, -inf outside [lo, hi). Returns the
-// largest score.
-inline float finish_scores(float* s, float scale, float softcap, int lo, int hi) {
+// largest score of each lane.
+inline VF finish_scores(float* s, float scale, float softcap, int lo, int hi) {
   VF v[kScoreVectors];
   for (int j = 0; j < kScoreVectors; ++j) v[j] = vload(s + j * kW) * vset(scale);
   if (softcap > 0.0f)
@@ -37,11 +41,11 @@ inline float finish_scores(float* s, float scale, float softcap, int lo, int hi)
   VF top = v[0];
   for (int j = 1; j < kScoreVectors; ++j) top = vmax(top, v[j]);
   for (int j = 0; j < kScoreVectors; ++j) vstore(s + j * kW, v[j]);
-  return vreduce_max(top);
+  return top;
 }
 
-// Scores to weights exp(s - base) in place. Their sum, folded to 8 lanes, comes back in sum8.
-inline void weigh_scores(float* s, float base, float* sum8) {
+// Scores to weights exp(s - base) in place. Returns their sum, folded to 8 lanes.
+inline __m256 weigh_scores(float* s, float base) {
   VF e[kScoreVectors];
   for (int j = 0; j < kScoreVectors; ++j) {
     e[j] = vexp(vload(s + j * kW) - vset(base));
@@ -49,7 +53,13 @@ inline void weigh_scores(float* s, float base, float* sum8) {
   }
   for (int half = kScoreVectors / 2; half > 0; half /= 2)
     for (int j = 0; j < half; ++j) e[j] = e[j] + e[j + half];
-  _mm256_storeu_ps(sum8, half_sum(e[0]));
+  return half_sum(e[0]);
+}
+
+inline float fold8(__m256 sum) {
+  __m128 q = _mm_add_ps(_mm256_castps256_ps128(sum), _mm256_extractf128_ps(sum, 1));
+  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
+  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
 }
 
 #endif

@@ -33,22 +33,24 @@ void attention_prefill(const AttentionArgs& a, const float* q, int64_t q_stride,
 #else
 
 constexpr int kTile = EI_LEVEL >= 3 ? 12 : 6;  // query vectors a tile: two vectors of sums each
-constexpr int kTilePad = 16;
 constexpr int kStep = 2 * kW;
 
 inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
-// Scratch, in floats, every part on a 64-byte line.
+// Scratch, every part on a 64-byte line.
 struct Prefill {
   int vectors;       // rows * group_heads
   int dim, dim_pad;  // dim_pad: a whole number of register steps
   float* q;          // tiles of [dim][tile rows]
   float* acc;        // [vectors][dim_pad]
   float* sum;        // [vectors][8]
-  float* max;        // [vectors]
-  float* keys;       // [dim][32]
-  float* values;     // [32][dim_pad]
-  float* scores;     // [kTile][32]
+  float* max;        // [vectors], as the rest padded to 16
+  float* keep;       // [vectors]: what remains of sum and acc when the maximum rises
+  int32_t* lo;       // [vectors]: the tokens of the block at hand that a vector sees
+  int32_t* hi;
+  float* keys;    // [dim][32]
+  float* values;  // [32][dim_pad]
+  float* scores;  // [vectors][32]
 };
 
 inline int64_t layout(Prefill& p, int rows, int group_heads, int dim, float* base) {
@@ -61,14 +63,17 @@ inline int64_t layout(Prefill& p, int rows, int group_heads, int dim, float* bas
     at += round_up(floats, 16);
     return part;
   };
-  const int64_t n = p.vectors;
+  const int64_t n = round_up(p.vectors, 16);
   p.q = take(n * dim);
   p.acc = take(n * p.dim_pad);
   p.sum = take(n * 8);
   p.max = take(n);
+  p.keep = take(n);
+  p.lo = reinterpret_cast<int32_t*>(take(n));
+  p.hi = reinterpret_cast<int32_t*>(take(n));
   p.keys = take(static_cast<int64_t>(dim) * kKvBlock);
   p.values = take(static_cast<int64_t>(kKvBlock) * p.dim_pad);
-  p.scores = take(kTile * kKvBlock);
+  p.scores = take(n * kKvBlock);
   return at;
 }
 
@@ -81,13 +86,9 @@ template <KvType T>
 void widen(const Prefill& p, const uint16_t* keys, const uint16_t* values, int lo, int hi) {
   for (int64_t i = 0; i < static_cast<int64_t>(p.dim) * kKvBlock; i += kW)
     vstore(p.keys + i, vload_kv<T>(keys + i));
-  for (int t = 0; t < kKvBlock; ++t) {
-    float* y = p.values + static_cast<int64_t>(t) * p.dim_pad;
-    if (t < lo || t >= hi) {  // may hold anything; its weight is 0, which 0*NaN would betray
-      memset(y, 0, static_cast<size_t>(p.dim_pad) * sizeof(float));
-      continue;
-    }
+  for (int t = lo; t < hi; ++t) {
     const uint16_t* x = values + static_cast<int64_t>(t) * p.dim;
+    float* y = p.values + static_cast<int64_t>(t) * p.dim_pad;
     int d = 0;
     for (; d + kW <= p.dim; d += kW) vstore(y + d, vload_kv<T>(x + d));
     if (d < p.dim) {
@@ -98,15 +99,15 @@ void widen(const Prefill& p, const uint16_t* keys, const uint16_t* values, int l
   }
 }
 
-// scores[r][t] = q[.][r] . keys[.][t]
+// scores[r][t] = q[.][r] . keys[.][t] of R vectors from `first`, for the parts that hold [lo, hi).
 template <int R>
-void score_tile(const float* q, const float* keys, int dim, float* scores) {
-  for (int part = 0; part < kKvBlock; part += kStep) {
+void score_tile(const Prefill& p, int first, int lo, int hi) {
+  for (int part = lo / kStep * kStep; part < hi; part += kStep) {
     VF s[R][2];
     for (int r = 0; r < R; ++r) s[r][0] = s[r][1] = vset(0.0f);
-    const float* x = q;
-    const float* k = keys + part;
-    for (int d = 0; d < dim; ++d, x += R, k += kKvBlock) {
+    const float* x = p.q + static_cast<int64_t>(first) * p.dim;
+    const float* k = p.keys + part;
+    for (int d = 0; d < p.dim; ++d, x += R, k += kKvBlock) {
       const VF k0 = vload(k), k1 = vload(k + kW);
       for (int r = 0; r < R; ++r) {
         const VF b = vset(x[r]);
@@ -114,26 +115,28 @@ void score_tile(const float* q, const float* keys, int dim, float* scores) {
         s[r][1] = vfma(b, k1, s[r][1]);
       }
     }
+    float* y = p.scores + static_cast<int64_t>(first) * kKvBlock + part;
     for (int r = 0; r < R; ++r) {
-      vstore(scores + r * kKvBlock + part, s[r][0]);
-      vstore(scores + r * kKvBlock + part + kW, s[r][1]);
+      vstore(y + r * kKvBlock, s[r][0]);
+      vstore(y + r * kKvBlock + kW, s[r][1]);
     }
   }
 }
 
-// acc[r] = acc[r]*keep[r] + weights[r] . values
+// acc[r] = acc[r]*keep[r] + weights[r] . values over tokens [lo, hi), outside which weights are 0.
 template <int R>
-void value_tile(const float* weights, const float* values, int dim_pad, const float* keep,
-                float* acc) {
-  for (int d = 0; d < dim_pad; d += kStep) {
+void value_tile(const Prefill& p, int first, int lo, int hi) {
+  const float* weights = p.scores + static_cast<int64_t>(first) * kKvBlock;
+  for (int d = 0; d < p.dim_pad; d += kStep) {
+    float* y = p.acc + static_cast<int64_t>(first) * p.dim_pad + d;
     VF s[R][2];
     for (int r = 0; r < R; ++r) {
-      const float* y = acc + static_cast<int64_t>(r) * dim_pad + d;
-      s[r][0] = vload(y) * vset(keep[r]);
-      s[r][1] = vload(y + kW) * vset(keep[r]);
+      const VF keep = vset(p.keep[first + r]);
+      s[r][0] = vload(y + static_cast<int64_t>(r) * p.dim_pad) * keep;
+      s[r][1] = vload(y + static_cast<int64_t>(r) * p.dim_pad + kW) * keep;
     }
-    const float* v = values + d;
-    for (int t = 0; t < kKvBlock; ++t, v += dim_pad) {
+    const float* v = p.values + static_cast<int64_t>(lo) * p.dim_pad + d;
+    for (int t = lo; t < hi; ++t, v += p.dim_pad) {
       const VF v0 = vload(v), v1 = vload(v + kW);
       for (int r = 0; r < R; ++r) {
         const VF w = vset(weights[r * kKvBlock + t]);
@@ -142,84 +145,115 @@ void value_tile(const float* weights, const float* values, int dim_pad, const fl
       }
     }
     for (int r = 0; r < R; ++r) {
-      float* y = acc + static_cast<int64_t>(r) * dim_pad + d;
-      vstore(y, s[r][0]);
-      vstore(y + kW, s[r][1]);
+      vstore(y + static_cast<int64_t>(r) * p.dim_pad, s[r][0]);
+      vstore(y + static_cast<int64_t>(r) * p.dim_pad + kW, s[r][1]);
     }
   }
 }
 
-// One tile of R query vectors, starting at `first`, against the widened block. lo, hi: per vector,
-// the tokens of this block that it sees.
-template <int R>
-void tile_block(const AttentionArgs& a, const Prefill& p, int first, const int* lo, const int* hi) {
-  score_tile<R>(p.q + static_cast<int64_t>(first) * p.dim, p.keys, p.dim, p.scores);
-  float keep[kTilePad] = {};
-  for (int r = 0; r < R; ++r) {
-    float* s = p.scores + r * kKvBlock;
-    float* max = p.max + first + r;
-    const float top = finish_scores(s, a.scale, a.softcap, lo[r], hi[r]);
-    const float next = top > *max ? top : *max;
-    keep[r] = *max - softmax_base(next);
-    *max = next;
-  }
-  for (int r = 0; r < kTilePad; r += kW) vstore(keep + r, vexp(vload(keep + r)));
-  for (int r = 0; r < R; ++r) {
-    float sum8[8];
-    weigh_scores(p.scores + r * kKvBlock, softmax_base(p.max[first + r]), sum8);
-    float* sum = p.sum + static_cast<int64_t>(first + r) * 8;
-    _mm256_storeu_ps(
-        sum, _mm256_fmadd_ps(_mm256_loadu_ps(sum), _mm256_set1_ps(keep[r]), _mm256_loadu_ps(sum8)));
-  }
-  value_tile<R>(p.scores, p.values, p.dim_pad, keep,
-                p.acc + static_cast<int64_t>(first) * p.dim_pad);
-}
-
-void tile_block_any(const AttentionArgs& a, const Prefill& p, int count, int first, const int* lo,
-                    const int* hi) {
+template <template <int> class Tile>
+void dispatch(const Prefill& p, int count, int first, int lo, int hi) {
   switch (count) {
     case 1:
-      return tile_block<1>(a, p, first, lo, hi);
+      return Tile<1>::run(p, first, lo, hi);
     case 2:
-      return tile_block<2>(a, p, first, lo, hi);
+      return Tile<2>::run(p, first, lo, hi);
     case 3:
-      return tile_block<3>(a, p, first, lo, hi);
+      return Tile<3>::run(p, first, lo, hi);
     case 4:
-      return tile_block<4>(a, p, first, lo, hi);
+      return Tile<4>::run(p, first, lo, hi);
     case 5:
-      return tile_block<5>(a, p, first, lo, hi);
+      return Tile<5>::run(p, first, lo, hi);
     case 6:
-      return tile_block<6>(a, p, first, lo, hi);
+      return Tile<6>::run(p, first, lo, hi);
 #if EI_LEVEL >= 3
     case 7:
-      return tile_block<7>(a, p, first, lo, hi);
+      return Tile<7>::run(p, first, lo, hi);
     case 8:
-      return tile_block<8>(a, p, first, lo, hi);
+      return Tile<8>::run(p, first, lo, hi);
     case 9:
-      return tile_block<9>(a, p, first, lo, hi);
+      return Tile<9>::run(p, first, lo, hi);
     case 10:
-      return tile_block<10>(a, p, first, lo, hi);
+      return Tile<10>::run(p, first, lo, hi);
     case 11:
-      return tile_block<11>(a, p, first, lo, hi);
+      return Tile<11>::run(p, first, lo, hi);
     case 12:
-      return tile_block<12>(a, p, first, lo, hi);
+      return Tile<12>::run(p, first, lo, hi);
 #endif
   }
 }
 
-inline int tile_rows(const Prefill& p, int first) {
-  return p.vectors - first < kTile ? p.vectors - first : kTile;
+template <int R>
+struct ScoreTile {
+  static void run(const Prefill& p, int first, int lo, int hi) { score_tile<R>(p, first, lo, hi); }
+};
+
+template <int R>
+struct ValueTile {
+  static void run(const Prefill& p, int first, int lo, int hi) { value_tile<R>(p, first, lo, hi); }
+};
+
+// Calls Tile for every tile of which some vector sees some token of the block.
+template <template <int> class Tile>
+void for_tiles(const Prefill& p) {
+  for (int first = 0; first < p.vectors; first += kTile) {
+    const int count = p.vectors - first < kTile ? p.vectors - first : kTile;
+    int lo = kKvBlock, hi = 0;
+    for (int i = first; i < first + count; ++i) {
+      if (p.lo[i] >= p.hi[i]) continue;
+      lo = p.lo[i] < lo ? p.lo[i] : lo;
+      hi = p.hi[i] > hi ? p.hi[i] : hi;
+    }
+    if (lo < hi) dispatch<Tile>(p, count, first, lo, hi);
+  }
+}
+
+// The online softmax of every vector: scores become weights exp(score - maximum), keep what is left
+// of earlier sums. A vector that sees nothing gets weights 0 and keep 1.
+void softmax_step(const AttentionArgs& a, const Prefill& p) {
+  for (int i = 0; i < p.vectors; i += 4) {  // four at a time share the reduction of their maxima
+    VF top[4];
+    for (int r = 0; r < 4; ++r)
+      top[r] = finish_scores(p.scores + static_cast<int64_t>(i + r) * kKvBlock, a.scale, a.softcap,
+                             p.lo[i + r], p.hi[i + r]);
+    const __m128 before = _mm_load_ps(p.max + i);
+    const __m128 after = _mm_max_ps(vreduce_max4(top), before);
+    _mm_store_ps(p.max + i, after);
+    _mm_store_ps(p.keep + i, _mm_sub_ps(before, softmax_base4(after)));
+  }
+  for (int i = 0; i < p.vectors; i += kW) vstore(p.keep + i, vexp(vload(p.keep + i)));
+  for (int i = 0; i < p.vectors; ++i) {
+    const __m256 added =
+        weigh_scores(p.scores + static_cast<int64_t>(i) * kKvBlock, softmax_base(p.max[i]));
+    float* sum = p.sum + static_cast<int64_t>(i) * 8;
+    _mm256_store_ps(sum, _mm256_fmadd_ps(_mm256_load_ps(sum), _mm256_set1_ps(p.keep[i]), added));
+  }
 }
 
 void pack_queries(const AttentionArgs& a, const Prefill& p, const float* q, int64_t q_stride) {
   for (int first = 0; first < p.vectors; first += kTile) {
-    const int count = tile_rows(p, first);
+    const int count = p.vectors - first < kTile ? p.vectors - first : kTile;
+    const float* x[kTile];
+    for (int r = 0; r < count; ++r)
+      x[r] = q + (first + r) / a.group_heads * q_stride +
+             static_cast<int64_t>((first + r) % a.group_heads) * p.dim;
     float* y = p.q + static_cast<int64_t>(first) * p.dim;
-    for (int r = 0; r < count; ++r) {
-      const int row = (first + r) / a.group_heads, head = (first + r) % a.group_heads;
-      const float* x = q + row * q_stride + static_cast<int64_t>(head) * p.dim;
-      for (int d = 0; d < p.dim; ++d) y[d * count + r] = x[d];
-    }
+    for (int d = 0; d < p.dim; ++d, y += count)
+      for (int r = 0; r < count; ++r) y[r] = x[r][d];
+  }
+}
+
+void divide_by_sums(const AttentionArgs& a, const Prefill& p, float* out, int64_t out_stride) {
+  for (int i = 0; i < p.vectors; ++i) {
+    const float total = fold8(_mm256_load_ps(p.sum + static_cast<int64_t>(i) * 8));
+    const VF inv = vset(total == 0.0f ? 0.0f : 1.0f / total);
+    const float* x = p.acc + static_cast<int64_t>(i) * p.dim_pad;
+    float* y =
+        out + i / a.group_heads * out_stride + static_cast<int64_t>(i % a.group_heads) * p.dim;
+    // + 0 makes one zero of -0 and 0, the only trace that tokens of weight 0 could leave
+    int d = 0;
+    for (; d + kW <= p.dim; d += kW) vstore(y + d, vload(x + d) * inv + vset(0.0f));
+    if (d < p.dim) vstore_n(y + d, vload(x + d) * inv + vset(0.0f), p.dim - d);
   }
 }
 
@@ -235,7 +269,11 @@ void attention_prefill(const AttentionArgs& a, const float* q, int64_t q_stride,
   pack_queries(a, p, q, q_stride);
   memset(p.acc, 0, static_cast<size_t>(p.vectors) * p.dim_pad * sizeof(float));
   memset(p.sum, 0, static_cast<size_t>(p.vectors) * 8 * sizeof(float));
-  for (int i = 0; i < p.vectors; ++i) p.max[i] = -INFINITY;
+  const int padded = static_cast<int>(round_up(p.vectors, 16));
+  for (int i = 0; i < padded; ++i) {
+    p.max[i] = -INFINITY;
+    p.lo[i] = p.hi[i] = 0;
+  }
 
   int first_token = INT32_MAX, last_token = 0;
   for (int r = 0; r < rows; ++r) {
@@ -246,8 +284,12 @@ void attention_prefill(const AttentionArgs& a, const float* q, int64_t q_stride,
   for (int b = first_token / kKvBlock; b * kKvBlock < last_token; ++b) {
     const int start = b * kKvBlock;
     int lo_any = kKvBlock, hi_any = 0;  // what any row sees of this block
-    for (int r = 0; r < rows; ++r) {
+    for (int r = 0, i = 0; r < rows; ++r) {
       const int lo = clamp(begin[r] - start, 0, kKvBlock), hi = clamp(end[r] - start, 0, kKvBlock);
+      for (int g = 0; g < a.group_heads; ++g, ++i) {
+        p.lo[i] = lo;
+        p.hi[i] = hi;
+      }
       if (lo >= hi) continue;
       lo_any = lo < lo_any ? lo : lo_any;
       hi_any = hi > hi_any ? hi : hi_any;
@@ -260,31 +302,11 @@ void attention_prefill(const AttentionArgs& a, const float* q, int64_t q_stride,
     } else {
       widen<KvType::kBf16>(p, keys, values, lo_any, hi_any);
     }
-    for (int first = 0; first < p.vectors; first += kTile) {
-      const int count = tile_rows(p, first);
-      int lo[kTile], hi[kTile];
-      bool seen = false;
-      for (int i = 0; i < count; ++i) {
-        const int row = (first + i) / a.group_heads;
-        lo[i] = clamp(begin[row] - start, 0, kKvBlock);
-        hi[i] = clamp(end[row] - start, 0, kKvBlock);
-        seen |= lo[i] < hi[i];
-      }
-      if (seen) tile_block_any(a, p, count, first, lo, hi);
-    }
+    for_tiles<ScoreTile>(p);
+    softmax_step(a, p);
+    for_tiles<ValueTile>(p);
   }
-
-  for (int i = 0; i < p.vectors; ++i) {
-    const float* sum = p.sum + static_cast<int64_t>(i) * 8;
-    float total = 0.0f;
-    for (int j = 0; j < 4; ++j) total += sum[j] + sum[j + 4];
-    const float inv = total == 0.0f ? 0.0f : 1.0f / total;
-    const float* x = p.acc + static_cast<int64_t>(i) * p.dim_pad;
-    float* y =
-        out + i / a.group_heads * out_stride + static_cast<int64_t>(i % a.group_heads) * p.dim;
-    // + 0 makes one zero of -0 and 0, the only trace that tokens of weight 0 could leave
-    for (int d = 0; d < p.dim; ++d) y[d] = x[d] * inv + 0.0f;
-  }
+  divide_by_sums(a, p, out, out_stride);
 }
 
 #endif

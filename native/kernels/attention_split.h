@@ -122,14 +122,11 @@ void split_block(const AttentionArgs& a, int32_t block, int32_t next, const floa
   }
   float keep[G];
   for (int g = 0; g < G; ++g) {
-    const float top = finish_scores(p[g], a.scale, a.softcap, lo, hi);
+    const float top = vreduce_max(finish_scores(p[g], a.scale, a.softcap, lo, hi));
     const float max = top > m[g] ? top : m[g];
     const float base = softmax_base(max);
-    float sum8[8];
-    weigh_scores(p[g], base, sum8);
+    const float sum = fold8(weigh_scores(p[g], base));
     keep[g] = vfirst(vexp(vset(m[g] - base)));
-    float sum = 0.0f;
-    for (int i = 0; i < 4; ++i) sum += sum8[i] + sum8[i + 4];
     l[g] = l[g] * keep[g] + sum;
     m[g] = max;
   }

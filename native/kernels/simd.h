@@ -20,42 +20,15 @@
 #endif
 #endif
 
+#include "kernels/half.h"
+
 namespace ei::EI_NS {
 namespace {
 
-// --- 16-bit floats, one value; round to nearest even ---
-inline float bits_to_float(uint32_t u) {
-  float f;
-  memcpy(&f, &u, 4);
-  return f;
-}
-
-inline uint32_t float_to_bits(float f) {
-  uint32_t u;
-  memcpy(&u, &f, 4);
-  return u;
-}
-
-inline float bf16_to_float(uint16_t h) { return bits_to_float(static_cast<uint32_t>(h) << 16); }
-
-inline uint16_t float_to_bf16(float f) {
-  const uint32_t u = float_to_bits(f);
-  const uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-  const bool nan = (u & 0x7fffffffu) > 0x7f800000u;  // rounding could carry a NaN into infinity
-  return static_cast<uint16_t>(nan ? (u >> 16) | 0x40u : rounded);
-}
-
 #if EI_LEVEL == 0
-inline float f16_to_float(uint16_t h) {
-  // As f32 bits the magnitude reads 2^112 too small, denormals included; the product is exact.
-  const uint32_t magnitude = static_cast<uint32_t>(h & 0x7fffu) << 13;
-  const uint32_t special = (h & 0x7c00u) == 0x7c00u ? 0x7f800000u : 0u;
-  const uint32_t bits = float_to_bits(bits_to_float(magnitude) * 0x1p112f) | special;
-  return bits_to_float(bits | static_cast<uint32_t>(h & 0x8000u) << 16);
-}
-
-inline uint16_t float_to_f16(float f) {
-  const uint32_t u = float_to_bits(f);
+// Rounds to nearest even, as F16C does.
+inline uint16_t float_to_half(float f) {
+  const uint32_t u = bits_from_float(f);
   const uint32_t sign = (u >> 16) & 0x8000u;
   const uint32_t magnitude = u & 0x7fffffffu;
   uint32_t h;
@@ -64,27 +37,26 @@ inline uint16_t float_to_f16(float f) {
   } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
     h = 0x7c00u;
   } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to multiples of 2^-24
-    h = float_to_bits(bits_to_float(magnitude) + 0.5f) - 0x3f000000u;
+    h = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
   } else {
     h = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
   }
   return static_cast<uint16_t>(sign | h);
 }
 #else
-inline float f16_to_float(uint16_t h) { return _cvtsh_ss(h); }
-inline uint16_t float_to_f16(float f) {
+inline uint16_t float_to_half(float f) {
   return static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT));
 }
 #endif
 
 template <KvType T>
 inline float kv_to_float(uint16_t h) {
-  return T == KvType::kF16 ? f16_to_float(h) : bf16_to_float(h);
+  return T == KvType::kF16 ? half_to_float(h) : bf16_to_float(h);
 }
 
 template <KvType T>
 inline uint16_t float_to_kv(float f) {
-  return T == KvType::kF16 ? float_to_f16(f) : float_to_bf16(f);
+  return T == KvType::kF16 ? float_to_half(f) : float_to_bf16(f);
 }
 
 // --- vectors. vmax(a, b) is b where a is NaN; *_n functions touch only the first n lanes. ---
@@ -170,15 +142,10 @@ inline VF vcopysign(VF magnitude, VF sign) {
   return _mm256_or_ps(magnitude, _mm256_and_ps(sign, _mm256_set1_ps(-0.0f)));
 }
 inline VF vround(VF a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-// a * 2^n for |n| <= 252, in two factors so that denormal results round once.
+// n from -125 up; n = 128 is in range because a doubles first.
 inline VF vldexp(VF a, VF n) {
-  const __m256i i = _mm256_cvtps_epi32(n);
-  const __m256i half = _mm256_srai_epi32(i, 1);
-  const __m256i bias = _mm256_set1_epi32(127);
-  const __m256i rest = _mm256_sub_epi32(i, half);
-  const VF p = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(half, bias), 23));
-  const VF q = _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(rest, bias), 23));
-  return a * p * q;
+  const __m256i i = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(126));
+  return (a + a) * _mm256_castsi256_ps(_mm256_slli_epi32(i, 23));
 }
 inline VMask vlt(VF a, VF b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 inline VMask vge(VF a, VF b) { return _mm256_cmp_ps(a, b, _CMP_GE_OQ); }
@@ -238,18 +205,21 @@ inline VF vload_kv_n(const uint16_t* p, int n) {
   return vload_kv<T>(lanes);
 }
 
-inline float vreduce_add(VF a) {
-  const __m256 h = half_sum(a);
-  __m128 q = _mm_add_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
-  q = _mm_add_ps(q, _mm_movehl_ps(q, q));
-  return _mm_cvtss_f32(_mm_add_ss(q, _mm_movehdup_ps(q)));
-}
-
 inline float vreduce_max(VF a) {
   const __m256 h = half_max(a);
   __m128 q = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
   q = _mm_max_ps(q, _mm_movehl_ps(q, q));
   return _mm_cvtss_f32(_mm_max_ss(q, _mm_movehdup_ps(q)));
+}
+
+// The maxima of four vectors, in order.
+inline __m128 vreduce_max4(const VF* a) {
+  __m256 h[4];
+  for (int i = 0; i < 4; ++i) h[i] = half_max(a[i]);
+  const __m256 x = _mm256_max_ps(_mm256_unpacklo_ps(h[0], h[1]), _mm256_unpackhi_ps(h[0], h[1]));
+  const __m256 y = _mm256_max_ps(_mm256_unpacklo_ps(h[2], h[3]), _mm256_unpackhi_ps(h[2], h[3]));
+  const __m256 z = _mm256_max_ps(_mm256_shuffle_ps(x, y, 0x44), _mm256_shuffle_ps(x, y, 0xee));
+  return _mm_max_ps(_mm256_castps256_ps128(z), _mm256_extractf128_ps(z, 1));
 }
 #else
 inline float vreduce_max(VF a) { return a; }
