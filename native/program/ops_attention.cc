@@ -1,0 +1,98 @@
+// Attention over the paged pool: decode rows split long contexts over the team, prefill rows go
+// tile by tile.
+#include <algorithm>
+
+#include "program/worker.h"
+
+namespace ei {
+namespace {
+
+struct Range {
+  int begin, end;
+};
+
+Range visible(const Op& op, const StepInput& in, int row) {
+  const int end = op.full ? in.groups[op.group].lengths[in.sequence[row]] : in.visible_end[row];
+  const int begin = op.window > 0 ? std::max(0, in.cache_index[row] + 1 - op.window) : 0;
+  return {std::min(begin, end), end};
+}
+
+}  // namespace
+
+void Program::run_attention(const Op& op, size_t index, Worker& w) {
+  if (in_->decode_rows > 0) attention_decode(op, w);
+  if (!tiles_.empty()) attention_prefill(op, index, w);
+}
+
+void Program::attention_decode(const Op& op, Worker& w) {
+  const KvLayer layer = pool_->layer(op.group, op.layer);
+  const StepInput::GroupTable& g = in_->groups[op.group];
+  const int group_heads = op.heads / op.kv_heads, dim = op.head_dim;
+  const int64_t floats = static_cast<int64_t>(group_heads) * (dim + 2);  // of one item: m, l, acc
+
+  // Items are (row, kv head, split), the splits of one head side by side.
+  int64_t item = 0;
+  for (int r = 0; r < in_->decode_rows; ++r) {
+    const Range v = visible(op, *in_, r);
+    const int s0 = v.begin / kAttentionSplit,
+              s1 = std::max(s0 + 1, (v.end + kAttentionSplit - 1) / kAttentionSplit);
+    for (int h = 0; h < op.kv_heads; ++h)
+      for (int s = s0; s < s1; ++s, ++item) {
+        if (item % w.threads != w.thread) continue;
+        const AttentionArgs a{
+            &layer,    g.blocks + static_cast<int64_t>(in_->sequence[r]) * g.stride,
+            h,         group_heads,
+            op.factor, op.softcap};
+        float* m = partials_.data() + item * floats;
+        kernels_.attention_split(
+            a, at(op.in, r) + h * group_heads * dim, std::max(v.begin, s * kAttentionSplit),
+            std::min(v.end, (s + 1) * kAttentionSplit), m, m + group_heads, m + 2 * group_heads);
+      }
+  }
+  w.barrier.wait();
+  item = 0;
+  int64_t head = 0;
+  for (int r = 0; r < in_->decode_rows; ++r) {
+    const Range v = visible(op, *in_, r);
+    const int s0 = v.begin / kAttentionSplit,
+              s1 = std::max(s0 + 1, (v.end + kAttentionSplit - 1) / kAttentionSplit);
+    for (int h = 0; h < op.kv_heads; ++h, item += s1 - s0)
+      for (int q = 0; q < group_heads; ++q, ++head) {
+        if (head % w.threads != w.thread) continue;
+        const float* m = partials_.data() + item * floats;
+        kernels_.attention_merge(m + q, m + group_heads + q, floats, m + 2 * group_heads + q * dim,
+                                 floats, s1 - s0, dim, at(op.out, r) + (h * group_heads + q) * dim);
+      }
+  }
+}
+
+void Program::attention_prefill(const Op& op, size_t index, Worker& w) {
+  const KvLayer layer = pool_->layer(op.group, op.layer);
+  const StepInput::GroupTable& g = in_->groups[op.group];
+  const int group_heads = op.heads / op.kv_heads, dim = op.head_dim;
+  const int items = static_cast<int>(tiles_.size()) * op.kv_heads;
+  int32_t begin[kPrefillTileRows], end[kPrefillTileRows];
+  float* scratch = reinterpret_cast<float*>(w.scratch);
+  for (;;) {
+    const int claimed = claims_[index].fetch_add(1, std::memory_order_relaxed);
+    if (claimed >= items) break;
+    const int item = items - 1 - claimed;  // late rows see most: begin with them
+    const Tile& tile = tiles_[item / op.kv_heads];
+    const int h = item % op.kv_heads;
+    for (int i = 0; i < tile.rows; ++i) {
+      const Range v = visible(op, *in_, tile.row + i);
+      begin[i] = v.begin;
+      end[i] = v.end;
+    }
+    const AttentionArgs a{
+        &layer,    g.blocks + static_cast<int64_t>(in_->sequence[tile.row]) * g.stride,
+        h,         group_heads,
+        op.factor, op.softcap};
+    kernels_.attention_prefill(a, at(op.in, tile.row) + h * group_heads * dim,
+                               spec_.buffers[op.in.buffer].stride, tile.rows, begin, end, scratch,
+                               at(op.out, tile.row) + h * group_heads * dim,
+                               spec_.buffers[op.out.buffer].stride);
+  }
+}
+
+}  // namespace ei

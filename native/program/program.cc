@@ -1,0 +1,187 @@
+#include "program/program.h"
+
+#include <algorithm>
+#include <chrono>
+
+#include "isa/isa.h"
+#include "program/worker.h"
+
+namespace ei {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+bool is_row_op(OpKind k) {
+  switch (k) {
+    case OpKind::kLinear:
+    case OpKind::kAttention:
+    case OpKind::kGather:
+      return false;
+    default:
+      return true;
+  }
+}
+
+int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
+
+}  // namespace
+
+Program::Program(ProgramSpec spec, std::shared_ptr<Team> team, std::shared_ptr<KvPool> pool,
+                 std::vector<std::shared_ptr<WeightMap>> maps)
+    : spec_(std::move(spec)),
+      team_(std::move(team)),
+      pool_(std::move(pool)),
+      maps_(std::move(maps)),
+      kernels_(ei::kernels()) {
+  check();
+  plan_scratch();
+  arena_ = Arena(static_cast<size_t>(spec_.arena_bytes));
+  claims_ = std::make_unique<std::atomic<int32_t>[]>(spec_.ops.size());
+  op_seconds_.assign(spec_.ops.size(), 0.0);
+  cos_.resize(spec_.tables.size());
+  sin_.resize(spec_.tables.size());
+
+  // Row operations split rows in one way, so a run of them over one space needs no barrier between.
+  barrier_before_.resize(spec_.ops.size());
+  for (size_t i = 1; i < spec_.ops.size(); ++i) {
+    const Op &a = spec_.ops[i - 1], &b = spec_.ops[i];
+    barrier_before_[i] = !(is_row_op(a.kind) && is_row_op(b.kind) && space_of(a) == space_of(b));
+  }
+  // How far back a group's layers look: the widest window, 0 when some layer sees everything.
+  if (pool_ != nullptr) {
+    group_window_.assign(pool_->groups().size(), 0);
+    std::vector<uint8_t> unlimited(pool_->groups().size());
+    for (const Op& op : spec_.ops) {
+      if (op.kind != OpKind::kAttention) continue;
+      if (op.window == 0) unlimited[op.group] = 1;
+      group_window_[op.group] =
+          unlimited[op.group] ? 0 : std::max(group_window_[op.group], op.window);
+    }
+  }
+}
+
+void Program::plan_scratch() {
+  int64_t k = 1, shared = 0;
+  for (const Op& op : spec_.ops) {
+    if (op.kind != OpKind::kLinear) continue;
+    k = std::max<int64_t>(k, op.weights[0].matrix.k);
+  }
+  max_k_pad_ = round_up(k, 128);
+  max_width_ = max_k_pad_;
+  for (const Buffer& b : spec_.buffers) max_width_ = std::max(max_width_, b.stride);
+  const int64_t rows = round_up(std::max(spec_.max_rows, spec_.max_outputs), 16);
+  // int8 codes, scales and sums; bf16 tiles; f32 rows for float weights: all may be needed at once.
+  shared = rows * (max_k_pad_ + max_k_pad_ / kActGroup * 8) + rows * max_k_pad_ * 2 +
+           rows * max_k_pad_ * 4 + 3 * 4096;
+  shared_ = Arena(static_cast<size_t>(shared));
+
+  int64_t attention = 0;
+  for (const Op& op : spec_.ops)
+    if (op.kind == OpKind::kAttention)
+      attention = std::max(attention, kernels_.prefill_scratch_floats(
+                                          kPrefillTileRows, op.heads / op.kv_heads, op.head_dim));
+  const int64_t bf16 =
+      kernels_.bf16_scratch_bytes ? kernels_.bf16_scratch_bytes(static_cast<int>(max_k_pad_)) : 0;
+  private_stride_ = round_up(16 * max_k_pad_ * 4 + max_k_pad_ * 4 + 4096, 4096) +
+                    round_up(std::max(bf16, attention * 4), 4096);
+  private_ = Arena(static_cast<size_t>(private_stride_ * team_->threads()));
+}
+
+int64_t Program::scratch_bytes() const {
+  return static_cast<int64_t>(shared_.size() + private_.size() + partials_.size() * sizeof(float));
+}
+
+const float* Program::row(int buffer, int row) const {
+  const Buffer& b = spec_.buffers.at(buffer);
+  return reinterpret_cast<const float*>(arena_.data() + b.offset) + row * b.stride;
+}
+
+void Program::set_profiling(bool on) {
+  std::lock_guard<std::mutex> lock(turn_);
+  profiling_ = on;
+  std::fill(op_seconds_.begin(), op_seconds_.end(), 0.0);
+}
+
+void Program::step(const StepInput& input) {
+  std::unique_lock<std::mutex> lock(turn_, std::try_to_lock);
+  if (!lock.owns_lock())
+    throw Error("execution_failed", "A step of this program is already running.");
+  check_step(input);
+  prepare(input);
+  team_->run([](void* self, int thread,
+                int threads) { static_cast<Program*>(self)->run(thread, threads); },
+             this);
+  in_ = nullptr;
+  last_rows_ = input.rows;
+  last_outputs_ = input.outputs;
+  for (const auto& map : maps_)
+    if (map->lost())
+      throw Error("weights_lost",
+                  "The weight file " + map->path() +
+                      " could not be read any more (truncated, or the disk failed). "
+                      "Restore it and open the model again.");
+}
+
+void Program::prepare(const StepInput& in) {
+  in_ = &in;
+  for (size_t i = 0; i < spec_.ops.size(); ++i) claims_[i].store(0, std::memory_order_relaxed);
+  decode_outputs_ = 0;
+  while (decode_outputs_ < in.outputs && in.output_rows[decode_outputs_] < in.decode_rows)
+    ++decode_outputs_;
+
+  tiles_.clear();
+  for (int r = in.decode_rows; r < in.rows;) {
+    int n = 1;
+    while (r + n < in.rows && n < kPrefillTileRows && in.sequence[r + n] == in.sequence[r]) ++n;
+    tiles_.push_back({r, n});
+    r += n;
+  }
+  embed_index_.assign(in.rows, -1);
+  for (int r = 0, next = 0; r < in.rows; ++r)
+    if (in.tokens[r] < 0) embed_index_[r] = next++;
+
+  for (size_t t = 0; t < spec_.tables.size(); ++t) {
+    const size_t n = spec_.tables[t].inverse_frequency.size() * in.rows;
+    if (cos_[t].size() < n) {
+      cos_[t].resize(n);
+      sin_[t].resize(n);
+    }
+  }
+  // The widest split attention of this step decides the space for partial results.
+  size_t floats = 0;
+  for (const Op& op : spec_.ops) {
+    if (op.kind != OpKind::kAttention) continue;
+    size_t items = 0;
+    for (int r = 0; r < in.decode_rows; ++r) {
+      const int end = op.full ? in.groups[op.group].lengths[in.sequence[r]] : in.visible_end[r];
+      items += (end + kAttentionSplit - 1) / kAttentionSplit + 1;
+    }
+    floats = std::max(floats, items * op.heads * (op.head_dim + 2));
+  }
+  if (partials_.size() < floats) partials_.resize(floats);
+}
+
+void Program::run(int thread, int threads) {
+  Worker w{thread, threads, team_->barrier(), private_.data() + thread * private_stride_};
+  fill_rope_tables(w);
+  Clock::time_point last = Clock::now();
+  for (size_t i = 0; i < spec_.ops.size(); ++i) {
+    const Op& op = spec_.ops[i];
+    if (barrier_before_[i]) w.barrier.wait();
+    if (rows_in(space_of(op)) > 0) {
+      if (op.kind == OpKind::kLinear)
+        run_linear(op, i, w);
+      else if (op.kind == OpKind::kAttention)
+        run_attention(op, i, w);
+      else
+        run_rows(op, w);
+    }
+    if (profiling_ && thread == 0) {
+      const auto now = Clock::now();
+      op_seconds_[i] += std::chrono::duration<double>(now - last).count();
+      last = now;
+    }
+  }
+}
+
+}  // namespace ei
