@@ -1,0 +1,188 @@
+"""The Python API: open a model, generate, chat, stream."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from edge_infer.engine.chat_template import ChatTemplate
+from edge_infer.engine.detokenizer import Detokenizer
+from edge_infer.engine.outputs import RequestOutput
+from edge_infer.engine.params import SamplingParams
+from edge_infer.engine.request import Request
+from edge_infer.engine.runner import ModelRunner, RunnerOptions
+from edge_infer.engine.scheduler import Scheduler
+from edge_infer.engine.tokenizer import Tokenizer
+from edge_infer.errors import CapacityError, ConfigError
+
+Prompt = str | Mapping[str, Any] | Sequence[int]
+
+
+class LLM:
+    """A model ready to generate.
+
+    ``model``: a converted folder, a Hugging Face folder, a GGUF file or a hub id (the last two are
+    converted once into the cache). ``max_model_len``: context length, default the model's own.
+    ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs, bounded by free
+    memory. ``weights``: mapped, resident or locked. Raises an EdgeInferError when the model cannot be
+    run here.
+
+    Not safe for use from several threads at once.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        max_model_len: int | None = None,
+        kv_cache_memory_bytes: int | None = None,
+        kv_cache_dtype: str = "f16",
+        threads: int | None = None,
+        weights: str = "mapped",
+        chunk_size: int = 256,
+        max_num_seqs: int = 8,
+        chat_template: str | None = None,
+    ) -> None:
+        from edge_infer.checkpoint.resolve import resolve
+
+        options = RunnerOptions(
+            max_model_len=max_model_len,
+            kv_cache_memory_bytes=kv_cache_memory_bytes,
+            kv_cache_dtype=kv_cache_dtype,
+            threads=threads,
+            weights=weights,
+            chunk_size=chunk_size,
+            max_num_seqs=max_num_seqs,
+        )
+        self.path = resolve(model)
+        self.runner = ModelRunner(self.path, options)
+        self.tokenizer = Tokenizer.from_folder(self.path)
+        self.scheduler = Scheduler(self.runner)
+        self._template_override = chat_template
+        self._ids = itertools.count()
+
+    @property
+    def max_model_len(self) -> int:
+        return self.runner.max_model_len
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Completes each prompt; a list runs as one batch. A prompt is a string, a list of token ids,
+        or ``{"prompt_token_ids": [...]}``."""
+        single = isinstance(prompts, (str, Mapping)) or (
+            len(prompts) > 0 and isinstance(prompts[0], int)
+        )
+        many: Sequence[Any] = [prompts] if single else list(prompts)  # type: ignore[list-item]
+        all_params = [params or SamplingParams()] * len(many) if not isinstance(params, Sequence) else list(params)
+        if len(all_params) != len(many):
+            raise ConfigError(f"{len(many)} prompts came with {len(all_params)} sampling parameters.")
+        requests = [self._request(p, s) for p, s in zip(many, all_params, strict=True)]
+        self._run(requests)
+        return [r.output() for r in requests]
+
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]] | Sequence[Sequence[Mapping[str, Any]]],
+        params: SamplingParams | None = None,
+        **template_kwargs: Any,
+    ) -> list[RequestOutput]:
+        """Answers one conversation, or several as a batch, through the checkpoint's chat template."""
+        if not messages:
+            raise ConfigError("chat needs at least one message.")
+        conversations: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
+        prompts = [self.chat_prompt(c, **template_kwargs) for c in conversations]
+        return self.generate(prompts, params)
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> dict[str, Any]:
+        """The conversation as a prompt: rendered text and token ids. The template writes BOS itself."""
+        template = ChatTemplate.for_model(self.tokenizer, self._template_override)
+        text = template.render(messages, add_generation_prompt=True, **template_kwargs)
+        return {
+            "prompt": text,
+            "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False),
+        }
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+        """Text deltas of one completion. They never split a character, and never show part of a stop
+        string. Closing the iterator cancels the request."""
+        request = self._request(prompt, params or SamplingParams())
+        self.scheduler.add(request)
+        try:
+            while not request.finished:
+                if request in self.scheduler.step() and request.new_text:
+                    yield request.new_text
+        finally:
+            if not request.finished:
+                self.scheduler.abort(request)
+
+    def _run(self, requests: list[Request]) -> None:
+        try:
+            for r in requests:
+                self.scheduler.add(r)
+            while any(not r.finished for r in requests):
+                self.scheduler.step()
+        except BaseException:
+            for r in requests:
+                self.scheduler.abort(r)
+            raise
+
+    def _request(self, prompt: Any, params: SamplingParams) -> Request:
+        text, ids = self._tokens(prompt)
+        room = self.max_model_len - len(ids)
+        if room < 1:
+            raise CapacityError(
+                f"The prompt has {len(ids)} tokens; the context holds {self.max_model_len} and needs "
+                "one for the answer.",
+                remedy="Shorten the prompt, or raise max_model_len.",
+                code="context_length_exceeded",
+            )
+        max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+        fits = self.runner.plan.tokens - len(ids)
+        if fits < 1:
+            raise CapacityError(
+                f"The prompt has {len(ids)} tokens; the KV cache holds {self.runner.plan.tokens}.",
+                remedy="Shorten the prompt, or raise kv_cache_memory_bytes.",
+                code="context_length_exceeded",
+            )
+        return Request(
+            f"req-{next(self._ids)}",
+            text,
+            ids,
+            params,
+            vocab_size=self.runner.vocab_size,
+            max_tokens=min(max_tokens, fits),
+            eos_token_ids=frozenset(self.tokenizer.eos_token_ids),
+            detokenizer=Detokenizer(
+                self.tokenizer,
+                params.stop_strings,
+                include_stop=params.include_stop_str_in_output,
+                skip_special_tokens=params.skip_special_tokens,
+            ),
+            arrival=time.perf_counter(),
+        )
+
+    def _tokens(self, prompt: Any) -> tuple[str | None, list[int]]:
+        text: str | None = None
+        if isinstance(prompt, str):
+            text, ids = prompt, self.tokenizer.encode(prompt)
+        elif isinstance(prompt, Mapping):
+            text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+            if ids is None:
+                if not isinstance(text, str):
+                    raise ConfigError("A prompt object needs prompt or prompt_token_ids.")
+                ids = self.tokenizer.encode(text)
+        else:
+            ids = list(prompt)
+        if not ids:
+            raise ConfigError("The prompt is empty.", remedy="Give at least one token.")
+        size = self.runner.vocab_size
+        for i in ids:
+            if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < size:
+                raise ConfigError(f"Token id {i!r} is outside the vocabulary of {size}.")
+        return text, list(ids)

@@ -1,0 +1,79 @@
+"""How a request is sampled and when it ends. Names follow vLLM's where the meaning is the same."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from edge_infer.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Sampling parameters of one request.
+
+    ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 are off.
+    ``max_tokens`` None: until the context is full. ``stop``: strings that end the text (not part of it
+    unless ``include_stop_str_in_output``); ``stop_token_ids``: tokens that end it. ``seed``: the same
+    seed gives the same tokens whatever runs beside the request. ``logprobs``: None for none, n for
+    the chosen token's and the n most likely ones'.
+
+    Raises ConfigError for a value out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] = field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        def check(ok: bool, name: str, needed: str) -> None:
+            if not ok:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}; {needed} is needed.")
+
+        def finite(name: str) -> bool:
+            value = getattr(self, name)
+            return isinstance(value, (int, float)) and math.isfinite(value)
+
+        check(finite("temperature") and self.temperature >= 0, "temperature", "0 or more")
+        check(isinstance(self.top_k, int) and self.top_k >= -1, "top_k", "-1, 0 or more")
+        check(finite("top_p") and 0 < self.top_p <= 1, "top_p", "a number in (0, 1]")
+        check(finite("min_p") and 0 <= self.min_p <= 1, "min_p", "a number in [0, 1]")
+        positive = finite("repetition_penalty") and self.repetition_penalty > 0
+        check(positive, "repetition_penalty", "a positive number")
+        for name in ("presence_penalty", "frequency_penalty"):
+            check(finite(name) and -2 <= getattr(self, name) <= 2, name, "a number in [-2, 2]")
+        known = self.max_tokens is None or (isinstance(self.max_tokens, int) and self.max_tokens >= 1)
+        check(known, "max_tokens", "None or 1 and more")
+        check(isinstance(self.min_tokens, int) and self.min_tokens >= 0, "min_tokens", "0 or more")
+        check(
+            self.max_tokens is None or self.min_tokens <= self.max_tokens,
+            "min_tokens",
+            "at most max_tokens",
+        )
+        check(self.logprobs is None or 0 <= self.logprobs <= 1000, "logprobs", "None or 0 to 1000")
+        check(self.seed is None or isinstance(self.seed, int), "seed", "None or an integer")
+        check(all(isinstance(s, str) and s for s in self.stop_strings), "stop", "non-empty strings")
+        for token, bias in self.logit_bias.items():
+            if not (isinstance(token, int) and token >= 0 and not math.isnan(bias)):
+                raise ConfigError(f"logit_bias has {token!r}: {bias!r}; token id to number is needed.")
+
+    @property
+    def stop_strings(self) -> list[str]:
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else list(self.stop)

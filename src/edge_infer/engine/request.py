@@ -1,0 +1,150 @@
+"""One request on its way through the engine."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any
+
+import numpy as np
+
+from edge_infer import _native
+from edge_infer.engine.detokenizer import Detokenizer
+from edge_infer.engine.kv_blocks import SequenceBlocks
+from edge_infer.engine.outputs import (
+    CompletionOutput,
+    Logprob,
+    RequestMetrics,
+    RequestOutput,
+    TokenLogprobs,
+)
+from edge_infer.engine.params import SamplingParams
+
+
+class Request:
+    """Tokens, sampling state and blocks of one sequence.
+
+    ``tokens`` is the prompt followed by what was generated; ``computed`` how many of them have their
+    keys and values in the pool.
+    """
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        prompt_token_ids: list[int],
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+        max_tokens: int,
+        eos_token_ids: frozenset[int],
+        detokenizer: Detokenizer | None,
+        arrival: float,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.params = params
+        self.prompt_length = len(prompt_token_ids)
+        self.tokens = list(prompt_token_ids)
+        self.computed = 0
+        self.blocks: SequenceBlocks | None = None
+        self.max_tokens = max_tokens
+        self.detokenizer = detokenizer
+        self.metrics = RequestMetrics(arrival)
+        self.finish_reason: str | None = None
+        self.stop_reason: str | int | None = None
+        self.logprobs: list[TokenLogprobs] | None = [] if params.logprobs is not None else None
+        self.new_text = ""  # text of the last step, for streams
+        self._eos = frozenset() if params.ignore_eos else eos_token_ids
+        self._stop_tokens = frozenset(params.stop_token_ids)
+        self._mask = None
+        self.sampler: Any = _native.SamplingState(
+            vocab_size,
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            min_p=params.min_p,
+            repetition_penalty=params.repetition_penalty,
+            presence_penalty=params.presence_penalty,
+            frequency_penalty=params.frequency_penalty,
+            logit_bias=dict(params.logit_bias),
+            seed=secrets.randbits(63) if params.seed is None else params.seed & ((1 << 64) - 1),
+            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+        )
+        self.sampler.add_prompt(prompt_token_ids)
+
+    @property
+    def generated(self) -> list[int]:
+        return self.tokens[self.prompt_length :]
+
+    @property
+    def finished(self) -> bool:
+        return self.finish_reason is not None
+
+    def take(self, logits: Any, now: float) -> None:
+        """Samples the next token from ``logits`` [vocab], and ends the request where it should end."""
+        result = self.sampler.sample(logits, self._forbidden(logits))
+        token = int(result.token)
+        self.tokens.append(token)
+        if self.metrics.first_token is None:
+            self.metrics.first_token = now
+        self.metrics.last_token = now
+        if self.logprobs is not None:
+            top = [Logprob(int(i), float(p)) for i, p in result.top]
+            self.logprobs.append(TokenLogprobs(Logprob(token, float(result.logprob)), top))
+        count = len(self.tokens) - self.prompt_length
+        is_stop = (token in self._eos or token in self._stop_tokens) and count >= self.params.min_tokens
+        self.new_text = "" if is_stop else self._push(token)
+        if is_stop:
+            self.stop_reason = token if token in self._stop_tokens else None
+            self.finish("stop")
+        elif self.detokenizer is not None and self.detokenizer.stopped is not None:
+            self.stop_reason = self.detokenizer.stopped
+            self.finish("stop")
+        elif count >= self.max_tokens:
+            self.finish("length")
+
+    def _forbidden(self, logits: Any) -> Any:
+        """The mask that keeps stop tokens out until min_tokens; None when everything is allowed."""
+        stops = self._eos | self._stop_tokens
+        if len(self.tokens) - self.prompt_length >= self.params.min_tokens or not stops:
+            return None
+        if self._mask is None:
+            self._mask = allow_all_but(stops, len(logits))
+        return self._mask
+
+    def _push(self, token: int) -> str:
+        return self.detokenizer.push(token) if self.detokenizer is not None else ""
+
+    def finish(self, reason: str) -> None:
+        if self.finished:
+            return
+        self.finish_reason = reason
+        if self.detokenizer is not None and self.detokenizer.stopped is None:
+            self.new_text += self.detokenizer.finish()
+
+    def output(self) -> RequestOutput:
+        text = self.detokenizer.text if self.detokenizer is not None else ""
+        completion = CompletionOutput(
+            text=text,
+            token_ids=self.generated,
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+            logprobs=self.logprobs,
+        )
+        return RequestOutput(
+            request_id=self.request_id,
+            prompt=self.prompt,
+            prompt_token_ids=self.tokens[: self.prompt_length],
+            outputs=[completion],
+            finished=self.finished,
+            metrics=self.metrics,
+        )
+
+
+def allow_all_but(tokens: frozenset[int], vocab_size: int) -> Any:
+    """A bit mask (uint32 words, bit set: allowed) over the vocabulary."""
+    mask = np.full(-(-vocab_size // 32), 0xFFFFFFFF, np.uint32)
+    for t in tokens:
+        if t < vocab_size:
+            mask[t // 32] &= np.uint32(0xFFFFFFFF ^ (1 << (t % 32)))
+    return mask

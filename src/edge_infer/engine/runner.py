@@ -1,0 +1,171 @@
+"""The model in memory, and the arrays of one step: everything between the scheduler and native code."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_infer import _native, models
+from edge_infer.checkpoint.reader import Checkpoint
+from edge_infer.device.budget import free_memory
+from edge_infer.device.probe import cpu_budget
+from edge_infer.engine.kv_blocks import BlockManager, PoolPlan, SequenceBlocks, check_lengths, plan_pool
+from edge_infer.errors import ConfigError
+from edge_infer.models.builder import ProgramBuilder
+from edge_infer.models.config import DecoderConfig
+from edge_infer.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """``chunk_size``: rows (tokens) of one step, the width of prefill; ``max_num_seqs``: sequences that
+    run at once; ``kv_cache_memory_bytes`` None: what the context needs, bounded by free memory."""
+
+    max_model_len: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    kv_cache_dtype: str = "f16"
+    threads: int | None = None
+    weights: str = "mapped"
+    chunk_size: int = 256
+    max_num_seqs: int = 8
+    all_outputs: bool = False  # logits for every row of a chunk: for perplexity and tests
+
+    def __post_init__(self) -> None:
+        for name, low, high in (("chunk_size", 1, 8192), ("max_num_seqs", 1, 1024)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+                raise ConfigError(f"{name} = {value!r}; an integer of {low} to {high} is needed.")
+        budget = self.kv_cache_memory_bytes
+        if budget is not None and (not isinstance(budget, int) or budget < 1):
+            raise ConfigError(f"kv_cache_memory_bytes = {budget!r}; a positive integer is needed.")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows of one sequence in a step: tokens [start, start + count) of ``tokens``; those before
+    ``prompt`` have prefill numerics, the others decode numerics."""
+
+    tokens: Sequence[int]
+    start: int
+    count: int
+    prompt: int
+    blocks: SequenceBlocks
+    wants_output: bool
+    every_output: bool = False
+
+
+class ModelRunner:
+    """One model: weights, program, KV pool and thread team."""
+
+    def __init__(self, path: str | Path, options: RunnerOptions) -> None:
+        started = time.perf_counter()
+        self.options = options
+        self.checkpoint = Checkpoint.open(path)
+        build = models.architecture(self.checkpoint.config)
+        self.config = DecoderConfig.read(self.checkpoint.config)
+        self.max_model_len = check_lengths(
+            options.max_model_len, self.config.max_position_embeddings
+        )
+        self.weights = Weights(self.checkpoint, options.weights)
+        outputs = options.max_num_seqs
+        self.builder = ProgramBuilder(
+            max_rows=max(options.chunk_size, options.max_num_seqs),
+            max_outputs=max(outputs, options.chunk_size) if options.all_outputs else outputs,
+        )
+        build(self.builder, self.weights, self.config)
+        self.plan = self._plan_pool()
+        self.team = _team(options.threads)
+        self.pool = _native.KvPool(
+            [
+                (layers, g.kv_heads, g.head_dim, n)
+                for (g, layers), n in zip(self.plan.groups, self.plan.blocks, strict=True)
+            ],
+            options.kv_cache_dtype,
+        )
+        self.program = self.builder.create(self.team, self.pool, self.weights.maps)
+        self.blocks = BlockManager(self.pool, self.plan, self.builder.max_rows)
+        self.load_seconds = time.perf_counter() - started
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weight files; mapped pages of them count as required memory."""
+        return sum(m.size for m in self.weights.maps)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.config.vocab_size
+
+    def run(self, pieces: Sequence[Piece]) -> None:
+        """One step over ``pieces``; outputs are then rows of :meth:`logits`, in the order of
+        :meth:`output_order`. Blocks must have been reserved."""
+        n_groups = len(self.plan.groups)
+        rows = [(i, p.start + r) for i, p in enumerate(pieces) for r in range(p.count)]
+        rows.sort(key=lambda row: row[1] < pieces[row[0]].prompt)  # decode numerics first; stable
+        decode = sum(1 for i, t in rows if t >= pieces[i].prompt)
+        sequence = np.fromiter((i for i, _ in rows), np.int32, len(rows))
+        index = np.fromiter((t for _, t in rows), np.int32, len(rows))
+        tokens = np.fromiter((pieces[i].tokens[t] for i, t in rows), np.int32, len(rows))
+        wanted = [
+            r
+            for r, (i, t) in enumerate(rows)
+            if pieces[i].every_output
+            or (pieces[i].wants_output and t == pieces[i].start + pieces[i].count - 1)
+        ]
+        self._order = [rows[r] for r in wanted]
+        width = max((len(p.blocks.tables[g]) for p in pieces for g in range(n_groups)), default=1)
+        tables = np.full((n_groups, len(pieces), max(width, 1)), -1, np.int32)
+        lengths = np.zeros((n_groups, len(pieces)), np.int32)
+        for i, p in enumerate(pieces):
+            for g in range(n_groups):
+                tables[g, i, : len(p.blocks.tables[g])] = p.blocks.tables[g]
+            lengths[:, i] = p.start + p.count
+        self.program.step(
+            tokens=tokens,
+            decode_rows=decode,
+            positions=index[None, :],
+            cache_index=index,
+            visible_end=index + 1,
+            sequence=sequence,
+            tables=list(tables),
+            lengths=list(lengths),
+            output_rows=np.asarray(wanted, dtype=np.int32),
+        )
+
+    def output_order(self) -> list[tuple[int, int]]:
+        """(piece, token position) of each output row of the last step."""
+        return self._order
+
+    def output(self, name: str) -> np.ndarray:
+        """A view [outputs, width] of a named output of the last step; valid until the next one."""
+        view: np.ndarray = self.program.output(self.builder.outputs[name])
+        return view
+
+    def _plan_pool(self) -> PoolPlan:
+        budget = self.options.kv_cache_memory_bytes
+        if budget is None:
+            # Mapped pages count as free memory until they are read, and decode reads them all.
+            mapped = self.weight_bytes if self.options.weights == "mapped" else 0
+            budget = max(free_memory() - mapped, 0)
+        return plan_pool(
+            self.builder.kv.groups(),
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.options.max_num_seqs,
+            chunk=self.builder.max_rows,
+            budget=budget,
+        )
+
+
+def _team(threads: int | None) -> Any:
+    """The thread team. Not pinned under a CPU quota, where other processes share the same CPUs, nor
+    when more threads are asked for than there are CPUs."""
+    cpus = cpu_budget()
+    count = cpus.threads if threads is None else threads
+    if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 1024:
+        raise ConfigError(f"threads = {threads!r}; an integer of 1 to 1024 is needed.")
+    pin = cpus.quota is None and count <= len(cpus.affinity)
+    return _native.Team(count, list(cpus.pin_list(count)) if pin else [])

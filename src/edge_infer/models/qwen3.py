@@ -1,0 +1,14 @@
+"""Qwen3: Llama's layers with RMSNorm on each head of q and k."""
+
+from __future__ import annotations
+
+from edge_infer.models.builder import ProgramBuilder
+from edge_infer.models.config import DecoderConfig
+from edge_infer.models.llama import decoder
+from edge_infer.models.weights import Weights
+
+ARCHITECTURES = ("Qwen3ForCausalLM",)
+
+
+def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
+    decoder(p, w, c, qk_norm=True)
