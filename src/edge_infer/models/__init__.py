@@ -15,6 +15,7 @@ ARCHITECTURES = {
     "MistralForCausalLM": "llama",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Spark2_5ForCausalLM": "spark2_5",
 }
 
 

@@ -165,11 +165,7 @@ class ProgramBuilder:
         self._emit("linear", op, in_=source, out=out, reads=reads, space=x.space)
         if isinstance(weights, Linear):
             return add_to if add_to is not None else Value(total, x.space, out)
-        values, column = [], out[1]
-        for w in parts:
-            values.append(Value(w.n, x.space, (out[0], column, w.n)))
-            column += w.n
-        return values
+        return self.split(Value(total, x.space, out), [w.n for w in parts])
 
     def rms_norm(
         self,
@@ -285,6 +281,17 @@ class ProgramBuilder:
         out = self._buffer(heads * group.head_dim, q.space)
         self._emit("attention", op, in_=source, out=out, reads=(source,), space=q.space)
         return Value(heads * group.head_dim, q.space, out)
+
+    def split(self, x: Value, widths: Sequence[int]) -> list[Value]:
+        """Views of neighbouring columns."""
+        buffer, column, width = self._ref(x)
+        if sum(widths) != width:
+            raise ExecutionError(f"Parts of {list(widths)} columns do not make up {width}.")
+        values = []
+        for n in widths:
+            values.append(Value(n, x.space, (buffer, column, n)))
+            column += n
+        return values
 
     def gather(self, x: Value) -> Value:
         """The rows whose outputs are wanted."""

@@ -67,13 +67,21 @@ def decoder(
     output_head(p, w, c, h)
 
 
-def output_head(p: ProgramBuilder, w: Weights, c: DecoderConfig, h: Value, softcap: float = 0.0) -> None:
+def output_head(
+    p: ProgramBuilder,
+    w: Weights,
+    c: DecoderConfig,
+    h: Value,
+    *,
+    softcap: float = 0.0,
+    embedding: str = "model.embed_tokens",
+) -> None:
     """Names the outputs ``hidden_states`` (after the last norm) and ``logits``.
 
     The tensors decide whether the head is tied: without an ``lm_head`` the embedding is read.
     """
     p.output("hidden_states", h)
-    name = "lm_head" if w.has("lm_head") else "model.embed_tokens"
+    name = "lm_head" if w.has("lm_head") else embedding
     logits = p.linear(h, w.linear(name, c.vocab_size, c.hidden_size))
     if softcap:
         logits = p.softcap(logits, softcap, in_place=True)
