@@ -1,0 +1,107 @@
+"""The thread team: limits, idling, fork, several at once."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from edge_infer import _native
+from edge_infer.errors import ConfigError, ExecutionError
+from edge_infer.models.builder import Linear, ProgramBuilder
+
+RNG = np.random.default_rng(2)
+TABLE = RNG.standard_normal((50, 64)).astype(np.float32)
+HEAD = RNG.standard_normal((500, 64)).astype(np.float32)
+
+
+def program(team):
+    p = ProgramBuilder(max_rows=8, max_outputs=8)
+    x = p.embed(Linear(_native.Weight.from_numpy(TABLE)), width=64)
+    p.output("y", p.linear(p.gather(x), Linear(_native.Weight.from_numpy(HEAD))))
+    return p.create(team, None, []), p.outputs["y"]
+
+
+def step(native, output, tokens) -> np.ndarray:
+    n = len(tokens)
+    index = np.arange(n, dtype=np.int32)
+    native.step(
+        tokens=np.asarray(tokens, np.int32),
+        decode_rows=0,
+        positions=index[None],
+        cache_index=index,
+        visible_end=index + 1,
+        sequence=np.zeros(n, np.int32),
+        tables=[],
+        lengths=[],
+        output_rows=index,
+    )
+    return np.array(native.output(output))
+
+
+def test_thread_counts() -> None:
+    for bad in (0, -1, 1025):
+        with pytest.raises(ConfigError):
+            _native.Team(bad)
+    with pytest.raises(ConfigError):
+        _native.Team(2, [-1])
+    for threads in (1, 2, 3, 5):  # more than CPUs as well
+        y = step(*program(_native.Team(threads)), [1, 2, 3])
+        np.testing.assert_allclose(y, TABLE[[1, 2, 3]] @ HEAD.T, rtol=1e-4, atol=1e-4)
+
+
+def test_idle_team_uses_no_cpu() -> None:
+    native, output = program(_native.Team(2))
+    step(native, output, [1])
+    time.sleep(0.05)  # the spin after a step is over
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
+
+
+def test_caller_keeps_its_cpus() -> None:
+    cpus = sorted(os.sched_getaffinity(0))
+    native, output = program(_native.Team(1, cpus[:1]))
+    step(native, output, [1])
+    assert sorted(os.sched_getaffinity(0)) == cpus
+
+
+def test_two_models_from_two_threads() -> None:
+    models = [program(_native.Team(2)) for _ in range(2)]
+    shared = _native.Team(2)
+    models += [program(shared), program(shared)]
+    want = TABLE[[4, 5]] @ HEAD.T
+    wrong: list[str] = []
+
+    def work(model) -> None:
+        for _ in range(50):
+            if not np.allclose(step(*model, [4, 5]), want, rtol=1e-4, atol=1e-4):
+                wrong.append("different")
+
+    threads = [threading.Thread(target=work, args=(m,)) for m in models]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong
+
+
+def test_fork_is_a_named_error() -> None:
+    native, output = program(_native.Team(2))
+    step(native, output, [1])
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            step(native, output, [1])
+            os.write(write, b"ran")
+        except ExecutionError as e:
+            os.write(write, e.code.encode())
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert os.read(read, 100) == b"execution_failed"
+    step(native, output, [1])  # the parent goes on
