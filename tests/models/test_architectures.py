@@ -26,8 +26,8 @@ def test_matches_transformers(kind: str, tied: bool, tmp_path) -> None:
 
 
 def check_close(got: np.ndarray, want: np.ndarray) -> None:
-    """Relative to the largest logit: 1e-4 in RMS by a wide margin. A key or value that lies between two
-    f16 numbers may round either way, which moves a few logits by more than that."""
+    """Relative to the largest logit: 1e-4 in RMS by a wide margin. A key or value that lies
+    between two f16 numbers may round either way, which moves a few logits by more than that."""
     scale = np.abs(want).max()
     error = np.abs(got - want) / scale
     assert np.sqrt((error**2).mean()) <= 3e-5

@@ -9,6 +9,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from edge_infer.checkpoint.convert import convert
+
 from tests.models import tiny
 
 KINDS = ("llama", "gemma3", "qwen2_sliding", "qwen3")

@@ -22,9 +22,7 @@ def matrix(n: int, k: int) -> np.ndarray:
 
 
 def linear(w: np.ndarray, b: np.ndarray | None = None) -> Linear:
-    return Linear(
-        _native.Weight.from_numpy(w), None if b is None else _native.Vector.from_numpy(b)
-    )
+    return Linear(_native.Weight.from_numpy(w), None if b is None else _native.Vector.from_numpy(b))
 
 
 def vector(v: np.ndarray):
@@ -35,7 +33,18 @@ def pool_for(kv: KvLayout, blocks: int = 8):
     return _native.KvPool([(n, g.kv_heads, g.head_dim, blocks) for g, n in kv.groups()], "f16")
 
 
-def run(program, tokens, tables, lengths, *, positions=None, outputs=None, embeds=None, visible=None, index=None):
+def run(
+    program,
+    tokens,
+    tables,
+    lengths,
+    *,
+    positions=None,
+    outputs=None,
+    embeds=None,
+    visible=None,
+    index=None,
+):
     n = len(tokens)
     at = np.arange(n, dtype=np.int32) if index is None else np.asarray(index, np.int32)
     program.step(
@@ -47,7 +56,9 @@ def run(program, tokens, tables, lengths, *, positions=None, outputs=None, embed
         sequence=np.zeros(n, np.int32),
         tables=[np.asarray([t], np.int32) for t in tables],
         lengths=[np.asarray([x], np.int32) for x in lengths],
-        output_rows=np.arange(n, dtype=np.int32) if outputs is None else np.asarray(outputs, np.int32),
+        output_rows=np.arange(n, dtype=np.int32)
+        if outputs is None
+        else np.asarray(outputs, np.int32),
         embeds=embeds,
     )
 
@@ -70,7 +81,11 @@ class Encoder:
     def __init__(self) -> None:
         self.norm_w, self.norm_b = RNG.standard_normal((2, HIDDEN)).astype(np.float32)
         self.q, self.k, self.v = (matrix(HEADS * DIM, HIDDEN) for _ in range(3))
-        self.o, self.up, self.down = matrix(HIDDEN, HEADS * DIM), matrix(96, HIDDEN), matrix(HIDDEN, 96)
+        self.o, self.up, self.down = (
+            matrix(HIDDEN, HEADS * DIM),
+            matrix(96, HIDDEN),
+            matrix(HIDDEN, 96),
+        )
         self.bias = RNG.standard_normal(96).astype(np.float32)
 
     def native(self, p: ProgramBuilder):
@@ -80,7 +95,11 @@ class Encoder:
         o = p.attention(q, k, v, heads=HEADS, group=KvGroup(HEADS, DIM), scale=DIM**-0.5, full=True)
         p.linear(o, linear(self.o), add_to=x)
         h = p.layer_norm(x, vector(self.norm_w), vector(self.norm_b), 1e-5)
-        p.linear(p.activation(p.linear(h, linear(self.up, self.bias)), "gelu"), linear(self.down), add_to=x)
+        p.linear(
+            p.activation(p.linear(h, linear(self.up, self.bias)), "gelu"),
+            linear(self.down),
+            add_to=x,
+        )
         return x
 
     def torch(self, x):
@@ -152,14 +171,25 @@ def test_decoder_with_cross_attention() -> None:
     layer = e.kv_store(key, value, cross)
 
     table, q, k, v = matrix(VOCAB, HIDDEN), *(matrix(HEADS * DIM, HIDDEN) for _ in range(3))
-    o, cq, co = matrix(HIDDEN, HEADS * DIM), matrix(HEADS * DIM, HIDDEN), matrix(HIDDEN, HEADS * DIM)
+    o, cq, co = (
+        matrix(HIDDEN, HEADS * DIM),
+        matrix(HEADS * DIM, HIDDEN),
+        matrix(HIDDEN, HEADS * DIM),
+    )
     own = KvGroup(HEADS, DIM, window=6)
     d = ProgramBuilder(kv=kv, max_rows=16, max_outputs=16)
     x = d.embed(linear(table), width=HIDDEN)
     qv, kv_, vv = d.linear(x, [linear(q), linear(k), linear(v)])
     d.linear(d.attention(qv, kv_, vv, heads=HEADS, group=own, scale=DIM**-0.5), linear(o), add_to=x)
     c = d.attention(
-        d.linear(x, linear(cq)), None, None, heads=HEADS, group=cross, scale=DIM**-0.5, full=True, layer=layer
+        d.linear(x, linear(cq)),
+        None,
+        None,
+        heads=HEADS,
+        group=cross,
+        scale=DIM**-0.5,
+        full=True,
+        layer=layer,
     )
     d.linear(c, linear(co), add_to=x)
     d.output("x", d.gather(x))

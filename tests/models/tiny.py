@@ -130,7 +130,8 @@ def runner(folder: Path, **options) -> ModelRunner:
 def logits(
     r: ModelRunner, sequences: list[list[int]], *, prompts: list[int] | None = None, chunk: int = 64
 ) -> list[np.ndarray]:
-    """Logits of every position of each sequence, all run together in chunks of ``chunk`` rows in all.
+    """Logits of every position of each sequence, all run together in chunks of ``chunk`` rows in
+    all.
 
     ``prompts``: how many tokens of each are prompt; the rest has decode numerics. Default: all.
     """

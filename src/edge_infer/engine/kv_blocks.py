@@ -1,4 +1,5 @@
-"""Which blocks of the paged KV pool belong to which sequence. Pure bookkeeping over the native pool.
+"""Which blocks of the paged KV pool belong to which sequence. Pure bookkeeping over the native
+pool.
 
 "Not now" (False: the pool is full at the moment) is kept apart from "never" (CapacityError).
 """
@@ -28,7 +29,8 @@ class PoolPlan:
 
 
 def blocks_needed(group: KvGroup, tokens: int, chunk: int) -> int:
-    """Blocks that one sequence of ``tokens`` holds at most while prefilled ``chunk`` rows at a time.
+    """Blocks that one sequence of ``tokens`` holds at most while prefilled ``chunk`` rows at a
+    time.
 
     A sliding group drops what no later row can see: window - 1 positions before the first row of a
     chunk stay, at any alignment.
@@ -103,14 +105,14 @@ class BlockManager:
         self._free = [list(range(n - 1, -1, -1)) for n in plan.blocks]
 
     def used_blocks(self) -> int:
-        return sum(
-            n - len(free) for n, free in zip(self.plan.blocks, self._free, strict=True)
-        )
+        return sum(n - len(free) for n, free in zip(self.plan.blocks, self._free, strict=True))
 
     def used_bytes(self) -> int:
         return sum(
             (n - len(free)) * _native.KvPool.block_bytes(layers, g.kv_heads, g.head_dim)
-            for n, free, (g, layers) in zip(self.plan.blocks, self._free, self.plan.groups, strict=True)
+            for n, free, (g, layers) in zip(
+                self.plan.blocks, self._free, self.plan.groups, strict=True
+            )
         )
 
     def check_possible(self, tokens: int) -> None:

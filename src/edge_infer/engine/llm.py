@@ -27,8 +27,8 @@ class LLM:
     ``model``: a converted folder, a Hugging Face folder, a GGUF file or a hub id (the last two are
     converted once into the cache). ``max_model_len``: context length, default the model's own.
     ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs, bounded by free
-    memory. ``weights``: mapped, resident or locked. Raises an EdgeInferError when the model cannot be
-    run here.
+    memory. ``weights``: mapped, resident or locked. Raises an EdgeInferError when the model
+    cannot be run here.
 
     Not safe for use from several threads at once.
     """
@@ -73,15 +73,21 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Completes each prompt; a list runs as one batch. A prompt is a string, a list of token ids,
-        or ``{"prompt_token_ids": [...]}``."""
+        """Completes each prompt; a list runs as one batch. A prompt is a string, a list of token
+        ids, or ``{"prompt_token_ids": [...]}``."""
         single = isinstance(prompts, (str, Mapping)) or (
             len(prompts) > 0 and isinstance(prompts[0], int)
         )
-        many: Sequence[Any] = [prompts] if single else list(prompts)  # type: ignore[list-item]
-        all_params = [params or SamplingParams()] * len(many) if not isinstance(params, Sequence) else list(params)
+        many: Sequence[Any] = [prompts] if single else list(prompts)
+        all_params = (
+            [params or SamplingParams()] * len(many)
+            if not isinstance(params, Sequence)
+            else list(params)
+        )
         if len(all_params) != len(many):
-            raise ConfigError(f"{len(many)} prompts came with {len(all_params)} sampling parameters.")
+            raise ConfigError(
+                f"{len(many)} prompts came with {len(all_params)} sampling parameters."
+            )
         requests = [self._request(p, s) for p, s in zip(many, all_params, strict=True)]
         self._run(requests)
         return [r.output() for r in requests]
@@ -92,15 +98,19 @@ class LLM:
         params: SamplingParams | None = None,
         **template_kwargs: Any,
     ) -> list[RequestOutput]:
-        """Answers one conversation, or several as a batch, through the checkpoint's chat template."""
+        """Answers one conversation, or several as a batch, through the checkpoint's chat
+        template."""
         if not messages:
             raise ConfigError("chat needs at least one message.")
         conversations: Sequence[Any] = [messages] if isinstance(messages[0], Mapping) else messages
         prompts = [self.chat_prompt(c, **template_kwargs) for c in conversations]
         return self.generate(prompts, params)
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any) -> dict[str, Any]:
-        """The conversation as a prompt: rendered text and token ids. The template writes BOS itself."""
+    def chat_prompt(
+        self, messages: Sequence[Mapping[str, Any]], **template_kwargs: Any
+    ) -> dict[str, Any]:
+        """The conversation as a prompt: rendered text and token ids. The template writes BOS
+        itself."""
         template = ChatTemplate.for_model(self.tokenizer, self._template_override)
         text = template.render(messages, add_generation_prompt=True, **template_kwargs)
         return {
@@ -109,8 +119,8 @@ class LLM:
         }
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
-        """Text deltas of one completion. They never split a character, and never show part of a stop
-        string. Closing the iterator cancels the request."""
+        """Text deltas of one completion. They never split a character, and never show part of a
+        stop string. Closing the iterator cancels the request."""
         request = self._request(prompt, params or SamplingParams())
         self.scheduler.add(request)
         try:
@@ -137,8 +147,8 @@ class LLM:
         room = self.max_model_len - len(ids)
         if room < 1:
             raise CapacityError(
-                f"The prompt has {len(ids)} tokens; the context holds {self.max_model_len} and needs "
-                "one for the answer.",
+                f"The prompt has {len(ids)} tokens; the context holds {self.max_model_len}, one of "
+                "them for the answer.",
                 remedy="Shorten the prompt, or raise max_model_len.",
                 code="context_length_exceeded",
             )

@@ -47,8 +47,9 @@ class RequestMetrics:
 
 @dataclass
 class CompletionOutput:
-    """Generated text and tokens. ``finish_reason``: stop (a stop string, stop token or EOS), length,
-    abort, or None while running; ``stop_reason``: the stop string or token id, None for EOS."""
+    """Generated text and tokens. ``finish_reason``: stop (a stop string, stop token or EOS),
+    length, abort, or None while running; ``stop_reason``: the stop string or token id, None for
+    EOS."""
 
     text: str
     token_ids: list[int]

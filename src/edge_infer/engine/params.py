@@ -14,10 +14,10 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 are off.
-    ``max_tokens`` None: until the context is full. ``stop``: strings that end the text (not part of it
-    unless ``include_stop_str_in_output``); ``stop_token_ids``: tokens that end it. ``seed``: the same
-    seed gives the same tokens whatever runs beside the request. ``logprobs``: None for none, n for
-    the chosen token's and the n most likely ones'.
+    ``max_tokens`` None: until the context is full. ``stop``: strings that end the text (not part
+    of it unless ``include_stop_str_in_output``); ``stop_token_ids``: tokens that end it.
+    ``seed``: the same seed gives the same tokens whatever runs beside the request. ``logprobs``:
+    None for none, n for the chosen token's and the n most likely ones'.
 
     Raises ConfigError for a value out of range.
     """
@@ -57,7 +57,9 @@ class SamplingParams:
         check(positive, "repetition_penalty", "a positive number")
         for name in ("presence_penalty", "frequency_penalty"):
             check(finite(name) and -2 <= getattr(self, name) <= 2, name, "a number in [-2, 2]")
-        known = self.max_tokens is None or (isinstance(self.max_tokens, int) and self.max_tokens >= 1)
+        known = self.max_tokens is None or (
+            isinstance(self.max_tokens, int) and self.max_tokens >= 1
+        )
         check(known, "max_tokens", "None or 1 and more")
         check(isinstance(self.min_tokens, int) and self.min_tokens >= 0, "min_tokens", "0 or more")
         check(
@@ -70,7 +72,9 @@ class SamplingParams:
         check(all(isinstance(s, str) and s for s in self.stop_strings), "stop", "non-empty strings")
         for token, bias in self.logit_bias.items():
             if not (isinstance(token, int) and token >= 0 and not math.isnan(bias)):
-                raise ConfigError(f"logit_bias has {token!r}: {bias!r}; token id to number is needed.")
+                raise ConfigError(
+                    f"logit_bias has {token!r}: {bias!r}; token id to number is needed."
+                )
 
     @property
     def stop_strings(self) -> list[str]:

@@ -23,8 +23,8 @@ from edge_infer.engine.params import SamplingParams
 class Request:
     """Tokens, sampling state and blocks of one sequence.
 
-    ``tokens`` is the prompt followed by what was generated; ``computed`` how many of them have their
-    keys and values in the pool.
+    ``tokens`` is the prompt followed by what was generated; ``computed`` how many of them have
+    their keys and values in the pool.
     """
 
     def __init__(
@@ -81,7 +81,8 @@ class Request:
         return self.finish_reason is not None
 
     def take(self, logits: Any, now: float) -> None:
-        """Samples the next token from ``logits`` [vocab], and ends the request where it should end."""
+        """Samples the next token from ``logits`` [vocab], and ends the request where it should
+        end."""
         result = self.sampler.sample(logits, self._forbidden(logits))
         token = int(result.token)
         self.tokens.append(token)
@@ -92,7 +93,9 @@ class Request:
             top = [Logprob(int(i), float(p)) for i, p in result.top]
             self.logprobs.append(TokenLogprobs(Logprob(token, float(result.logprob)), top))
         count = len(self.tokens) - self.prompt_length
-        is_stop = (token in self._eos or token in self._stop_tokens) and count >= self.params.min_tokens
+        is_stop = (
+            token in self._eos or token in self._stop_tokens
+        ) and count >= self.params.min_tokens
         self.new_text = "" if is_stop else self._push(token)
         if is_stop:
             self.stop_reason = token if token in self._stop_tokens else None

@@ -1,4 +1,4 @@
-"""The model in memory, and the arrays of one step: everything between the scheduler and native code."""
+"""The model in memory, and the arrays of one step: between the scheduler and native code."""
 
 from __future__ import annotations
 
@@ -14,7 +14,13 @@ from edge_infer import _native, models
 from edge_infer.checkpoint.reader import Checkpoint
 from edge_infer.device.budget import free_memory
 from edge_infer.device.probe import cpu_budget
-from edge_infer.engine.kv_blocks import BlockManager, PoolPlan, SequenceBlocks, check_lengths, plan_pool
+from edge_infer.engine.kv_blocks import (
+    BlockManager,
+    PoolPlan,
+    SequenceBlocks,
+    check_lengths,
+    plan_pool,
+)
 from edge_infer.errors import ConfigError
 from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.config import DecoderConfig
@@ -23,8 +29,9 @@ from edge_infer.models.weights import Weights
 
 @dataclass(frozen=True)
 class RunnerOptions:
-    """``chunk_size``: rows (tokens) of one step, the width of prefill; ``max_num_seqs``: sequences that
-    run at once; ``kv_cache_memory_bytes`` None: what the context needs, bounded by free memory."""
+    """``chunk_size``: rows (tokens) of one step, the width of prefill; ``max_num_seqs``:
+    sequences that run at once; ``kv_cache_memory_bytes`` None: what the context needs, bounded
+    by free memory."""
 
     max_model_len: int | None = None
     kv_cache_memory_bytes: int | None = None

@@ -1,6 +1,7 @@
 """Which rows run in the next step: decodes first, then prefill in what is left of the chunk.
 
-A request's tokens do not depend on these choices (rows carry their own numerics), only its speed does.
+A request's tokens do not depend on these choices (rows carry their own numerics), only its speed
+does.
 """
 
 from __future__ import annotations

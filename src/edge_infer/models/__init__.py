@@ -33,7 +33,7 @@ def architecture(config: dict[str, Any]) -> Callable[..., None]:
     for name in names:
         if name in ARCHITECTURES:
             module = importlib.import_module(f"edge_infer.models.{ARCHITECTURES[name]}")
-            return module.build  # type: ignore[no-any-return]
+            return module.build
     raise UnsupportedError(
         f"The native engine has no architecture {str(names[0])[:80]!r}.",
         remedy=f"It has {', '.join(sorted(ARCHITECTURES))}; others run through vLLM only.",

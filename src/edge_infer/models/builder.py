@@ -1,8 +1,8 @@
 """Builds a native program from model code that reads like the paper.
 
-Row operations (norms, activations, gates) are lazy: consumed by a linear, they are fused in front of
-it and never stored; consumed by anything else, they are stored first. Buffers share memory by
-liveness, at the granularity of the executor's barriers.
+Row operations (norms, activations, gates) are lazy: consumed by a linear, they are fused in
+front of it and never stored; consumed by anything else, they are stored first. Buffers share
+memory by liveness, at the granularity of the executor's barriers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,20 @@ from edge_infer.models.rope import RopeTable
 ROWS, OUTPUTS = 0, 1
 _NO_REF = (-1, 0, 0)
 _ROW_KINDS = frozenset(
-    "embed rms_norm layer_norm rope kv_store activation glu add mul scale softcap head_gate".split()
+    [
+        "embed",
+        "rms_norm",
+        "layer_norm",
+        "rope",
+        "kv_store",
+        "activation",
+        "glu",
+        "add",
+        "mul",
+        "scale",
+        "softcap",
+        "head_gate",
+    ]
 )
 
 
@@ -92,7 +105,7 @@ class Value:
 class _Pending:
     kind: str
     op: Any
-    reads: tuple[tuple[int, int, int], ...]
+    reads: Sequence[tuple[int, int, int]]
 
 
 class ProgramBuilder:
@@ -126,7 +139,9 @@ class ProgramBuilder:
 
     # --- operations -------------------------------------------------------------------------
 
-    def embed(self, table: Linear | None, *, width: int, scale: float = 1.0, rows: bool = False) -> Value:
+    def embed(
+        self, table: Linear | None, *, width: int, scale: float = 1.0, rows: bool = False
+    ) -> Value:
         """Embedding lookup [rows, width], times ``scale``; ``rows``: embedding rows may be given
         instead of tokens (token id -1). ``table`` None: only such rows."""
         if rows or table is None:
@@ -187,7 +202,9 @@ class ProgramBuilder:
             op.accumulate = True
             target = self._ref(add_to)
             source = self._ref(x)
-            self._emit("rms_norm", op, in_=source, out=target, reads=(source, target), space=x.space)
+            self._emit(
+                "rms_norm", op, in_=source, out=target, reads=(source, target), space=x.space
+            )
             return add_to
         return self._row_op("rms_norm", op, x, in_place=in_place)
 
@@ -297,7 +314,9 @@ class ProgramBuilder:
         """The rows whose outputs are wanted."""
         source = self._ref(x)
         out = self._buffer(x.width, OUTPUTS)
-        self._emit("gather", _native.Op("gather"), in_=source, out=out, reads=(source,), space=OUTPUTS)
+        self._emit(
+            "gather", _native.Op("gather"), in_=source, out=out, reads=(source,), space=OUTPUTS
+        )
         return Value(x.width, OUTPUTS, out)
 
     def output(self, name: str, x: Value) -> Value:
@@ -331,7 +350,8 @@ class ProgramBuilder:
             ops=self._ops,
             prologues=self._prologues,
             tables=[
-                (list(t.inverse_frequency), list(t.axes()), t.attention_factor) for t in self._tables
+                (list(t.inverse_frequency), list(t.axes()), t.attention_factor)
+                for t in self._tables
             ],
         )
 
@@ -371,7 +391,7 @@ class ProgramBuilder:
         self, kind: str, op: Any, a: Value, b: Value | None = None, *, in_place: bool = False
     ) -> Value:
         first = self._ref(a)
-        reads = (first,) if b is None else (first, self._ref(b))
+        reads = [first] if b is None else [first, self._ref(b)]
         op.set_operands(first, reads[1] if b is not None else _NO_REF, _NO_REF)
         pending = Value(a.width, a.space, None, _Pending(kind, op, reads))
         if not in_place:
@@ -387,7 +407,7 @@ class ProgramBuilder:
     def _store(self, x: Value, out: tuple[int, int, int]) -> tuple[int, int, int]:
         assert x.pending is not None
         kind, op, reads = x.pending.kind, x.pending.op, x.pending.reads
-        in2 = reads[1] if len(reads) > 1 else _NO_REF
+        in2 = reads[-1] if len(reads) == 2 else _NO_REF
         self._emit(kind, op, in_=reads[0], in2=in2, out=out, reads=reads, space=x.space)
         return out
 
@@ -416,4 +436,3 @@ class ProgramBuilder:
             b.last = max(b.last, self._phase)
         self._ops.append(op)
         self._kinds.append(kind)
-

@@ -14,7 +14,9 @@ def integer(config: dict[str, Any], key: str, default: int | None = None, *, low
     value = config.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= 1 << 30:
-        raise CheckpointError(f"config.json has {key} = {value!r}; an integer of {low} or more is needed.")
+        raise CheckpointError(
+            f"config.json has {key} = {value!r}; an integer of {low} or more is needed."
+        )
     return value
 
 
@@ -77,7 +79,9 @@ class DecoderConfig:
         """Positions that a layer sees, 0 for all of them."""
         return self.sliding_window if self.layer_types[layer] == "sliding_attention" else 0
 
-    def rope(self, layer_type: str = "full_attention", *, theta_key: str = "rope_theta") -> RopeTable:
+    def rope(
+        self, layer_type: str = "full_attention", *, theta_key: str = "rope_theta"
+    ) -> RopeTable:
         """The RoPE table of a layer type; reads ``rope_parameters`` (by layer type or flat), else
         ``rope_theta`` and ``rope_scaling``."""
         parameters = self.raw.get("rope_parameters")
@@ -93,7 +97,9 @@ class DecoderConfig:
                 **parameters,
                 "original_max_position_embeddings": self.max_position_embeddings,
             }
-        partial = parameters.get("partial_rotary_factor", self.raw.get("partial_rotary_factor", 1.0))
+        partial = parameters.get(
+            "partial_rotary_factor", self.raw.get("partial_rotary_factor", 1.0)
+        )
         return rope_table(
             self.head_dim,
             number(parameters, "rope_theta"),
@@ -122,10 +128,16 @@ def _layer_types(config: dict[str, Any], layers: int) -> tuple[str, ...]:
     types = config.get("layer_types")
     if types is not None:
         known = ("full_attention", "sliding_attention")
-        if not isinstance(types, list) or len(types) != layers or any(t not in known for t in types):
+        if (
+            not isinstance(types, list)
+            or len(types) != layers
+            or any(t not in known for t in types)
+        ):
             raise CheckpointError(f"layer_types must name {layers} layers, each one of {known}.")
         return tuple(types)
     if config.get("use_sliding_window") and config.get("sliding_window"):
-        full = integer(config, "max_window_layers", layers, low=0)  # Qwen2: the first ones see everything
+        full = integer(
+            config, "max_window_layers", layers, low=0
+        )  # Qwen2: the first ones see everything
         return tuple("full_attention" if i < full else "sliding_attention" for i in range(layers))
     return ("full_attention",) * layers

@@ -1,4 +1,4 @@
-"""Gemma 3 text: sandwich norms with (1 + weight), two RoPE tables, five sliding layers to one full."""
+"""Gemma 3 text: sandwich norms with (1 + weight), two RoPE tables, sliding and full layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,12 @@ ARCHITECTURES = ("Gemma3ForCausalLM",)
 
 
 def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
-    heads, kv_heads, dim, eps = c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.rms_norm_eps
+    heads, kv_heads, dim, eps = (
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.head_dim,
+        c.rms_norm_eps,
+    )
     scale = number(c.raw, "query_pre_attn_scalar", 256.0) ** -0.5
     attn_softcap = number(c.raw, "attn_logit_softcapping", 0.0)
     sliding = _sliding_layers(c)

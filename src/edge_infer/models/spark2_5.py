@@ -12,9 +12,16 @@ ARCHITECTURES = ("Spark2_5ForCausalLM",)
 
 
 def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
-    heads, kv_heads, dim, eps = c.num_attention_heads, c.num_key_value_heads, c.head_dim, c.rms_norm_eps
+    heads, kv_heads, dim, eps = (
+        c.num_attention_heads,
+        c.num_key_value_heads,
+        c.head_dim,
+        c.rms_norm_eps,
+    )
     ropes = {kind: c.rope(kind) for kind in set(c.layer_types)}
-    x = p.embed(w.linear("model.embedding", c.vocab_size, c.hidden_size), width=c.hidden_size, rows=True)
+    x = p.embed(
+        w.linear("model.embedding", c.vocab_size, c.hidden_size), width=c.hidden_size, rows=True
+    )
     for i in range(c.num_hidden_layers):
         name = f"model.layers.{i}"
         attn = f"{name}.self_attn"

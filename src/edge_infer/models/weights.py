@@ -1,4 +1,4 @@
-"""A checkpoint's tensors as the native code sees them: mapped files, matrices and vectors by name."""
+"""A checkpoint's tensors as the native code sees them: mapped files, matrices, vectors."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ FLOAT_DTYPES = ("F32", "F16", "BF16")
 class Weights:
     """The weight files of a checkpoint in memory.
 
-    ``mode``: mapped, resident or locked. Lookups raise CheckpointError with the tensor's name when it
-    is missing or has another shape than the architecture needs.
+    ``mode``: mapped, resident or locked. Lookups raise CheckpointError with the tensor's name
+    when it is missing or has another shape than the architecture needs.
     """
 
     def __init__(self, checkpoint: Checkpoint, mode: str = "mapped") -> None:
@@ -81,7 +81,7 @@ class Weights:
         if info is None:
             raise CheckpointError(
                 f"Tensor {name!r} is missing.",
-                remedy="The checkpoint is incomplete, or its config.json names another architecture.",
+                remedy="The checkpoint is incomplete, or config.json names another architecture.",
             )
         if info.dtype not in FLOAT_DTYPES:
             raise CheckpointError(f"Tensor {name!r} has dtype {info.dtype}, not a float type.")
