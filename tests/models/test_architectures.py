@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from tests.models import tiny
+import tiny
 
 TOKENS = [int(t) for t in np.random.default_rng(7).integers(0, tiny.COMMON["vocab_size"], 100)]
 

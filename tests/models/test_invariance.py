@@ -8,9 +8,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-from edge_infer.checkpoint.convert import convert
+import tiny
 
-from tests.models import tiny
+from edge_infer.checkpoint.convert import convert
 
 KINDS = ("llama", "gemma3", "qwen2_sliding", "qwen3")
 

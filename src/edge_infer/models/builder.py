@@ -167,7 +167,7 @@ class ProgramBuilder:
         if x.pending is not None:
             op.prologue = len(self._prologues)
             self._prologues.append(x.pending.op)
-            reads, source = x.pending.reads, x.pending.reads[0]
+            reads, source = tuple(x.pending.reads), x.pending.reads[0]
         else:
             source = self._ref(x)
             reads = (source,)
