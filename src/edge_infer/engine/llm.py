@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_infer.engine.chat_template import ChatTemplate
+from edge_infer.engine.chat_template import load as load_chat_template
 from edge_infer.engine.detokenizer import Detokenizer
 from edge_infer.engine.outputs import RequestOutput
 from edge_infer.engine.params import SamplingParams
@@ -44,7 +44,7 @@ class LLM:
         weights: str = "mapped",
         chunk_size: int = 256,
         max_num_seqs: int = 8,
-        chat_template: str | None = None,
+        chat_template: str | Path | None = None,
     ) -> None:
         from edge_infer.checkpoint.resolve import resolve
 
@@ -58,8 +58,8 @@ class LLM:
             max_num_seqs=max_num_seqs,
         )
         self.path = resolve(model)
-        self.runner = ModelRunner(self.path, options)
         self.tokenizer = Tokenizer.from_folder(self.path)
+        self.runner = ModelRunner(self.path, options)
         self.scheduler = Scheduler(self.runner)
         self._template_override = chat_template
         self._ids = itertools.count()
@@ -111,8 +111,10 @@ class LLM:
     ) -> dict[str, Any]:
         """The conversation as a prompt: rendered text and token ids. The template writes BOS
         itself."""
-        template = ChatTemplate.for_model(self.tokenizer, self._template_override)
-        text = template.render(messages, add_generation_prompt=True, **template_kwargs)
+        template = load_chat_template(
+            self.tokenizer, self._template_override, with_tools=bool(template_kwargs.get("tools"))
+        )
+        text = template.render(messages, **template_kwargs)
         return {
             "prompt": text,
             "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from typing import Any
 
 import numpy as np
@@ -67,7 +66,7 @@ class Request:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             logit_bias=dict(params.logit_bias),
-            seed=secrets.randbits(63) if params.seed is None else params.seed & ((1 << 64) - 1),
+            seed=None if params.seed is None else params.seed & ((1 << 64) - 1),
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
         )
         self.sampler.add_prompt(prompt_token_ids)
