@@ -1,0 +1,289 @@
+"""The Python API on a tiny random model: batches, streams, limits, preemption, cancellation."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from edge_infer import LLM, SamplingParams
+from edge_infer.checkpoint.convert import convert
+from edge_infer.errors import CapacityError, ConfigError, ExecutionError, UnsupportedError
+
+VOCAB = 259  # 256 bytes, BOS, EOS, one chat marker
+
+
+def write_model(folder: Path, *, nan: bool = False) -> Path:
+    """A two-layer Gemma 3, one layer sliding, with a byte-level tokenizer."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    rng = np.random.default_rng(0)
+    h, inter, heads, dim = 64, 96, 2, 32
+
+    def matrix(n: int, k: int) -> np.ndarray:
+        return (rng.standard_normal((n, k)) * (1.5 / np.sqrt(k))).astype(np.float32)
+
+    tensors = {"model.embed_tokens.weight": matrix(VOCAB, h), "model.norm.weight": np.zeros(h)}
+    if nan:
+        tensors["model.norm.weight"][3] = np.nan
+    for i in range(2):
+        p = f"model.layers.{i}"
+        tensors |= {
+            f"{p}.self_attn.q_proj.weight": matrix(heads * dim, h),
+            f"{p}.self_attn.k_proj.weight": matrix(dim, h),
+            f"{p}.self_attn.v_proj.weight": matrix(dim, h),
+            f"{p}.self_attn.o_proj.weight": matrix(h, heads * dim),
+            f"{p}.self_attn.q_norm.weight": np.zeros(dim),
+            f"{p}.self_attn.k_norm.weight": np.zeros(dim),
+            f"{p}.mlp.gate_proj.weight": matrix(inter, h),
+            f"{p}.mlp.up_proj.weight": matrix(inter, h),
+            f"{p}.mlp.down_proj.weight": matrix(h, inter),
+        }
+        for norm in ("input", "post_attention", "pre_feedforward", "post_feedforward"):
+            name = f"{p}.{norm}_layernorm.weight"
+            tensors[name] = np.zeros(h)
+    folder.mkdir()
+    save_file({k: v.astype(np.float32) for k, v in tensors.items()}, folder / "model.safetensors")
+    config = {
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "hidden_size": h,
+        "intermediate_size": inter,
+        "num_hidden_layers": 2,
+        "num_attention_heads": heads,
+        "num_key_value_heads": 1,
+        "head_dim": dim,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 512,
+        "sliding_window": 48,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": dim,
+        "rope_theta": 10000.0,
+    }
+    (folder / "config.json").write_text(json.dumps(config))
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({c: i for i, c in enumerate(letters)}, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<bos>", "<eos>", "<turn>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps(
+            {
+                "bos_token": "<bos>",
+                "eos_token": "<eos>",
+                "chat_template": "{{ bos_token }}{% for m in messages %}<turn>{{ m.role }}:"
+                "{{ m.content }}{% endfor %}<turn>",
+            }
+        )
+    )
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    root = tmp_path_factory.mktemp("llm")
+    return convert(write_model(root / "hf"), root / "packed", bits=4)
+
+
+@pytest.fixture(scope="module")
+def llm(model) -> LLM:
+    return LLM(model, threads=2)
+
+
+GREEDY = SamplingParams(temperature=0, max_tokens=20)
+PROMPTS = ["Hello", "a much longer prompt than the first one, " * 4, "x", "12 34"]
+
+
+def ids(outputs) -> list[list[int]]:
+    return [o.outputs[0].token_ids for o in outputs]
+
+
+def test_a_batch_equals_its_members(llm) -> None:
+    for params in (GREEDY, SamplingParams(temperature=0.9, top_k=40, seed=7, max_tokens=20)):
+        alone = [ids(llm.generate(p, params))[0] for p in PROMPTS]
+        assert ids(llm.generate(PROMPTS, params)) == alone
+    assert len({tuple(t) for t in alone}) == len(PROMPTS)
+
+
+def test_chunks_and_threads_do_not_change_tokens(model, llm) -> None:
+    want = ids(llm.generate(PROMPTS, GREEDY))
+    for options in ({"chunk_size": 5}, {"threads": 1}, {"chunk_size": 64, "max_num_seqs": 2}):
+        assert ids(LLM(model, **options).generate(PROMPTS, GREEDY)) == want
+
+
+def test_weight_modes_agree(model, llm) -> None:
+    want = ids(llm.generate(PROMPTS, GREEDY))
+    assert ids(LLM(model, weights="resident").generate(PROMPTS, GREEDY)) == want
+    assert ids(LLM(model, kv_cache_dtype="bf16").generate("a", GREEDY))[0]
+    with pytest.raises(ConfigError):
+        LLM(model, weights="floating")
+
+
+def test_preemption_changes_no_token(model, llm) -> None:
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=120, ignore_eos=True)
+    prompts = [p * 3 for p in PROMPTS]
+    want = ids(llm.generate(prompts, params))
+    per_block = llm.runner.plan.bytes // sum(llm.runner.plan.blocks)
+    small = LLM(model, kv_cache_memory_bytes=per_block * 44, max_num_seqs=4, chunk_size=64)
+    outputs = small.generate(prompts, params)
+    assert ids(outputs) == want
+    assert sum(o.metrics.preemptions for o in outputs) > 0
+    assert small.runner.blocks.used_blocks() == 0
+
+
+def test_stream_gives_the_text(llm) -> None:
+    params = SamplingParams(temperature=1.2, seed=11, max_tokens=80, ignore_eos=True)
+    text = llm.generate("Hi", params)[0].outputs[0].text
+    deltas = list(llm.stream("Hi", params))
+    assert "".join(deltas) == text and len(deltas) > 5
+    for d in deltas:
+        d.encode()
+
+
+def test_stop_strings(llm) -> None:
+    params = dict(temperature=1.0, seed=2, max_tokens=100, ignore_eos=True)
+    text = llm.generate("Hi", SamplingParams(**params))[0].outputs[0].text
+    stop = next(text[i : i + 3] for i in range(10, 60) if text[i : i + 3].isprintable())
+    first = text.index(stop)
+    done = llm.generate("Hi", SamplingParams(**params, stop=stop))[0].outputs[0]
+    assert done.text == text[:first]
+    assert (done.finish_reason, done.stop_reason) == ("stop", stop)
+    kept = SamplingParams(**params, stop=stop, include_stop_str_in_output=True)
+    assert llm.generate("Hi", kept)[0].outputs[0].text == text[:first] + stop
+    assert "".join(llm.stream("Hi", SamplingParams(**params, stop=stop))) == text[:first]
+
+
+def test_stop_tokens_and_lengths(llm) -> None:
+    free = llm.generate("Hi", GREEDY)[0].outputs[0]
+    assert free.finish_reason == "length" and len(free.token_ids) == 20
+    token = free.token_ids[4]
+    at = free.token_ids.index(token)
+    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[token])
+    done = llm.generate("Hi", params)[0].outputs[0]
+    assert done.token_ids == free.token_ids[: at + 1]
+    assert (done.finish_reason, done.stop_reason) == ("stop", token)
+    params = SamplingParams(temperature=0, max_tokens=20, stop_token_ids=[token], min_tokens=12)
+    assert token not in llm.generate("Hi", params)[0].outputs[0].token_ids[:11]
+
+
+def test_logprobs(llm) -> None:
+    out = llm.generate("Hi", SamplingParams(temperature=0, max_tokens=5, logprobs=3))[0].outputs[0]
+    assert out.logprobs is not None and len(out.logprobs) == 5
+    for token, entry in zip(out.token_ids, out.logprobs, strict=True):
+        assert entry.chosen.token_id == token == entry.top[0].token_id
+        values = [t.logprob for t in entry.top]
+        assert values == sorted(values, reverse=True) and len(values) == 3 and values[0] <= 0
+
+
+def test_chat_uses_the_template(llm) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    prompt = llm.chat_prompt(messages)
+    assert prompt["prompt"] == "<bos><turn>user:Hi<turn>"
+    assert prompt["prompt_token_ids"][0] == 256 and prompt["prompt_token_ids"][-1] == 258
+    assert ids(llm.chat(messages, GREEDY)) == ids(llm.generate(prompt, GREEDY))
+    assert len(llm.chat([messages, messages], GREEDY)) == 2
+    with pytest.raises(ConfigError):
+        llm.chat([])
+
+
+def test_limits_have_both_numbers(model) -> None:
+    llm = LLM(model, max_model_len=64)
+    with pytest.raises(CapacityError, match=r"64 tokens; the context holds 64") as e:
+        llm.generate([[1] * 64])
+    assert e.value.code == "context_length_exceeded"
+    out = llm.generate([[1] * 60], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
+    assert len(out[0].outputs[0].token_ids) == 4
+    for bad in (0, -5, 10**9, 2.5, True):
+        with pytest.raises(ConfigError):
+            LLM(model, max_model_len=bad)
+    with pytest.raises(CapacityError, match="1000 bytes"):
+        LLM(model, kv_cache_memory_bytes=1000)
+    pool = LLM(model, kv_cache_memory_bytes=llm.runner.plan.bytes, max_num_seqs=8)
+    assert pool.runner.plan.tokens < 512
+    with pytest.raises(
+        CapacityError, match=f"500 tokens; the KV cache holds {pool.runner.plan.tokens}"
+    ):
+        pool.generate([[1] * 500])
+
+
+@pytest.mark.parametrize("prompt", ["", [], [VOCAB], [-1], ["a"], {"text": "a"}])
+def test_bad_prompts(llm, prompt) -> None:
+    bad = [prompt] if not isinstance(prompt, str) else prompt
+    if prompt == "":
+        bad = {"prompt_token_ids": []}
+    with pytest.raises(ConfigError):
+        llm.generate(bad)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"temperature": -1},
+        {"temperature": float("nan")},
+        {"top_p": 0},
+        {"top_k": -2},
+        {"min_p": 2},
+        {"repetition_penalty": 0},
+        {"presence_penalty": 3},
+        {"max_tokens": 0},
+        {"min_tokens": 5, "max_tokens": 4},
+        {"stop": [""]},
+        {"logprobs": -1},
+        {"logit_bias": {-1: 2.0}},
+    ],
+)
+def test_bad_parameters(params) -> None:
+    with pytest.raises(ConfigError):
+        SamplingParams(**params)
+
+
+def test_closing_a_stream_frees_everything(llm) -> None:
+    stream = llm.stream("Hi", SamplingParams(temperature=0, max_tokens=100, ignore_eos=True))
+    next(stream)
+    assert llm.runner.blocks.used_blocks() > 0
+    stream.close()
+    assert llm.runner.blocks.used_blocks() == 0
+    assert not llm.scheduler.busy
+
+
+def test_random_cancels_leave_nothing(llm) -> None:
+    rng = random.Random(1)
+    s = llm.scheduler
+    live = []
+    for i in range(300):
+        params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+        request = llm._request([1 + i % 50] * rng.randint(1, 100), params)
+        s.add(request)
+        live.append(request)
+        for _ in range(rng.randint(0, 2)):
+            s.step()
+        if rng.random() < 0.8:
+            victim = live.pop(rng.randrange(len(live)))
+            before = list(victim.tokens)
+            s.abort(victim)
+            s.step() if s.busy else None
+            assert victim.tokens == before and victim.finished
+    for r in live:
+        s.abort(r)
+    assert not s.busy and llm.runner.blocks.used_blocks() == 0
+
+
+def test_nan_weights_are_found(tmp_path) -> None:
+    folder = write_model(tmp_path / "nan", nan=True)
+    with pytest.raises(ExecutionError, match=r"NaN|finite"):
+        LLM(folder, threads=1).generate("Hi", GREEDY)
+
+
+def test_unknown_architecture(tmp_path) -> None:
+    folder = write_model(tmp_path / "other")
+    config = json.loads((folder / "config.json").read_text())
+    config["architectures"] = ["MysteryForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(UnsupportedError, match="MysteryForCausalLM"):
+        LLM(folder)
