@@ -4,7 +4,9 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 

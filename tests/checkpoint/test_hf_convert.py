@@ -248,6 +248,14 @@ def test_config_keeps_its_fields(tmp_path):
     }  # fmt: skip
 
 
+def test_a_model_with_nothing_to_quantize_stays_a_plain_folder(tmp_path):
+    folder, notes = folder_of(tmp_path, language_model()), []
+    c = Checkpoint.open(convert(folder, tmp_path / "out", exclude=["*"], notes=notes))
+    assert "quantization_config" not in c.config and not c.matrices
+    assert "No tensor was quantized." in notes
+    assert set(c.tensors) == set(language_model())
+
+
 @pytest.mark.parametrize("method", ["gptq", "fp8", "cpu_int4"])
 def test_quantized_folders_are_refused(tmp_path, method):
     config = {"quantization_config": {"quant_method": method, "version": 1, "modules": {}}}

@@ -213,6 +213,8 @@ class _Job:
             text = config.get("text_config")
             if isinstance(text, dict) and "tie_word_embeddings" in text:
                 text["tie_word_embeddings"] = self.tied
+        if not self.packings:
+            return config  # a plain folder, which any tool reads
         modules: dict[str, Any] = {}
         for name, p in self.packings.items():
             *lead, n, k = self.source.tensors[name].shape

@@ -18,10 +18,6 @@ ARCHITECTURES = {
     "qwen3": ("qwen3", "Qwen3ForCausalLM", "silu"),
     "gemma3": ("gemma3_text", "Gemma3ForCausalLM", "gelu_pytorch_tanh"),
 }
-# texts of tokens that end a turn, where a vocabulary has them
-_TURN_ENDS = (
-    "<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>",
-)  # fmt: skip
 _GEMMA3_27B_LAYERS = 62
 
 
@@ -250,22 +246,4 @@ def llama3_factors(
         smooth = (context / wavelength - low) / (high - low)
         smooth = min(max(smooth, 0.0), 1.0)
         out.append(1 / ((1 - smooth) / factor + smooth))
-    return out
-
-
-def generation_config(fields: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    """generation_config.json: begin and pad tokens, and every token that ends a generation."""
-    out = {k: config[k] for k in ("bos_token_id", "pad_token_id") if k in config}
-    vocab = config["vocab_size"]
-    ends: list[int] = []
-    for key in ("eos", "eot", "eom"):
-        token = fields.get(f"tokenizer.ggml.{key}_token_id")
-        if type(token) is int and 0 <= token < vocab:
-            ends.append(token)
-    tokens = fields.get("tokenizer.ggml.tokens")
-    if isinstance(tokens, list):
-        wanted = set(_TURN_ENDS)
-        ends += [i for i, t in enumerate(tokens[:vocab]) if isinstance(t, str) and t in wanted]
-    if ends:
-        out["eos_token_id"] = list(dict.fromkeys(ends))
     return out

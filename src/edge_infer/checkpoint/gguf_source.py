@@ -7,8 +7,6 @@ Gemma's norm weights, stored with 1 added, lose it.
 
 from __future__ import annotations
 
-import importlib
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_infer.checkpoint import gguf_blocks
-from edge_infer.checkpoint.gguf_config import build_config, generation_config
+from edge_infer.checkpoint.gguf_config import build_config
 from edge_infer.checkpoint.gguf_header import GgufHeader, GgufTensor, read_header
 from edge_infer.checkpoint.gguf_names import expected_shapes, hf_name
 from edge_infer.checkpoint.source import Codes, FileReader, Source, SourceTensor, panel_rows
@@ -139,10 +137,9 @@ def open_gguf(path: str | Path) -> Source:
         )
 
     def copy_extras(folder: Path) -> list[str]:
-        tokenizer_gguf = importlib.import_module("edge_infer.checkpoint.tokenizer_gguf")
-        path = folder / "generation_config.json"
-        path.write_text(json.dumps(generation_config(header.fields, config), indent=2) + "\n")
-        return [path.name, *tokenizer_gguf.export(header.fields, folder)]
+        from edge_infer.checkpoint import tokenizer_gguf
+
+        return tokenizer_gguf.export(header.fields, folder)
 
     return Source(header.path, "gguf", config, tensors, [header.path], copy_extras)
 
