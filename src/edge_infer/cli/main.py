@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edge_infer.cli import convert, device, inspect
+from edge_infer.cli import bench, convert, demo, device, inspect, run
 
 app = typer.Typer(
     name="edge-infer",
@@ -37,8 +37,12 @@ def root(
 
 
 for name, function in (
+    ("run", run.run),
+    ("demo", demo.demo),
     ("convert", convert.convert),
     ("inspect", inspect.inspect),
+    ("bench", bench.bench),
+    ("compare", bench.compare),
     ("device", device.device),
 ):
     app.command(name)(function)

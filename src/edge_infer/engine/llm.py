@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -120,15 +120,19 @@ class LLM:
             "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False),
         }
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[str]:
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None
+    ) -> Generator[str, None, RequestOutput]:
         """Text deltas of one completion. They never split a character, and never show part of a
-        stop string. Closing the iterator cancels the request."""
+        stop string. Closing the iterator cancels the request. The generator's return value is the
+        finished output."""
         request = self._request(prompt, params or SamplingParams())
         self.scheduler.add(request)
         try:
             while not request.finished:
                 if request in self.scheduler.step() and request.new_text:
                     yield request.new_text
+            return request.output()
         finally:
             if not request.finished:
                 self.scheduler.abort(request)
@@ -169,18 +173,23 @@ class LLM:
             params,
             vocab_size=self.runner.vocab_size,
             max_tokens=min(max_tokens, fits),
-            eos_token_ids=frozenset(self.tokenizer.eos_token_ids),
-            detokenizer=Detokenizer(
-                self.tokenizer,
-                params.stop_strings,
-                include_stop=params.include_stop_str_in_output,
-                skip_special_tokens=params.skip_special_tokens,
-            ),
+            # Asking for them loads the tokenizer, which a request of bare tokens can do without.
+            eos_token_ids=frozenset(() if params.ignore_eos else self.tokenizer.eos_token_ids),
+            detokenizer=self._detokenizer(params) if params.detokenize else None,
             arrival=time.perf_counter(),
+        )
+
+    def _detokenizer(self, params: SamplingParams) -> Detokenizer:
+        return Detokenizer(
+            self.tokenizer,
+            params.stop_strings,
+            include_stop=params.include_stop_str_in_output,
+            skip_special_tokens=params.skip_special_tokens,
         )
 
     def _tokens(self, prompt: Any) -> tuple[str | None, list[int]]:
         text: str | None = None
+        ids: Any
         if isinstance(prompt, str):
             text, ids = prompt, self.tokenizer.encode(prompt)
         elif isinstance(prompt, Mapping):

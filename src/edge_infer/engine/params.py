@@ -17,7 +17,8 @@ class SamplingParams:
     ``max_tokens`` None: until the context is full. ``stop``: strings that end the text (not part
     of it unless ``include_stop_str_in_output``); ``stop_token_ids``: tokens that end it.
     ``seed``: the same seed gives the same tokens whatever runs beside the request. ``logprobs``:
-    None for none, n for the chosen token's and the n most likely ones'.
+    None for none, n for the chosen token's and the n most likely ones'. ``detokenize`` False leaves
+    the text empty: a prompt of token ids then never loads the tokenizer.
 
     Raises ConfigError for a value out of range.
     """
@@ -39,6 +40,7 @@ class SamplingParams:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     logprobs: int | None = None
+    detokenize: bool = True
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, needed: str) -> None:
@@ -70,6 +72,7 @@ class SamplingParams:
         check(self.logprobs is None or 0 <= self.logprobs <= 1000, "logprobs", "None or 0 to 1000")
         check(self.seed is None or isinstance(self.seed, int), "seed", "None or an integer")
         check(all(isinstance(s, str) and s for s in self.stop_strings), "stop", "non-empty strings")
+        check(self.detokenize or not self.stop_strings, "detokenize", "True, for stop strings,")
         for token, bias in self.logit_bias.items():
             if not (isinstance(token, int) and token >= 0 and not math.isnan(bias)):
                 raise ConfigError(

@@ -1,0 +1,154 @@
+"""``edge-infer bench`` and ``edge-infer compare``: speeds, load time and memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from edge_infer.cli.common import JsonOption, command, megabytes, print_json
+from edge_infer.errors import ConfigError, StorageError
+
+if TYPE_CHECKING:
+    from edge_infer.harness.schema import Arm, Artifact, Metric
+
+Model = Annotated[str, typer.Argument(help="A folder, a GGUF file or a hub id (org/name).")]
+PromptTokens = Annotated[int, typer.Option(help="Tokens of the prefill; 0 leaves it out.")]
+GenerateTokens = Annotated[int, typer.Option(help="Steps of the decode; 0 leaves it out.")]
+Threads = Annotated[int | None, typer.Option(help="Default: one per usable core.")]
+Output = Annotated[
+    Path | None, typer.Option("--output", "-o", help="Write the artifact (JSON) to this file.")
+]
+Timeout = Annotated[float, typer.Option(help="Seconds that one measured process may take.")]
+BUSY = 0.1
+
+
+def _say(text: str) -> None:
+    print(f"... {text}", file=sys.stderr)
+
+
+def _figure(metric: Metric) -> str:
+    if metric.unit == "bytes":
+        return megabytes(metric.median)
+    digits = 1 if metric.unit == "tok/s" else 2
+    text = f"{metric.median:.{digits}f} {metric.unit}"
+    if len(metric.samples) > 1:
+        spread = f"{metric.min:.{digits}f} to {metric.max:.{digits}f}"
+        text += f"  ({spread}, IQR {metric.iqr:.{digits}f}, n={len(metric.samples)})"
+    return text
+
+
+def _print_arm(arm: Arm) -> None:
+    checkpoint = "" if arm.checkpoint is None else f", {arm.checkpoint.name}"
+    isa = "" if arm.isa is None else f", {arm.isa}"
+    print(f"{arm.name}{checkpoint}, {arm.threads} threads{isa}")
+    for metric in arm.metrics:
+        print(f"  {metric.name:<28}{_figure(metric)}")
+    if arm.memory is not None:
+        memory = arm.memory
+        for moment in memory.snapshots:
+            print(f"  memory {moment.moment:<21}{megabytes(moment.anonymous)} anonymous, ", end="")
+            print(f"{megabytes(moment.file_backed)} file-backed")
+        print(f"  memory {'peak':<21}{megabytes(memory.peak_anonymous)} anonymous, ", end="")
+        print(f"{megabytes(memory.peak_rss)} resident")
+    for failure in arm.failures:
+        print(f"  {failure.stage} failed: {failure.message} [{failure.code}]")
+
+
+def _finish(artifact: Artifact, output: Path | None, as_json: bool) -> None:
+    """Writes and prints the artifact; a failed part makes the exit code 1."""
+    if output is not None:
+        try:
+            output.write_text(artifact.model_dump_json(indent=2) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise StorageError(
+                f"{output} could not be written: {error.strerror}.",
+                remedy="Name a file in a folder that exists and has space.",
+            ) from None
+    if as_json:
+        print_json(artifact)
+    else:
+        for arm in artifact.arms:
+            _print_arm(arm)
+        for found in artifact.comparisons:
+            ratio = found.ratio
+            print(
+                f"{found.metric}: {found.arm} / {found.baseline} = {ratio.median:.2f}"
+                f" ({ratio.min:.2f} to {ratio.max:.2f} over {len(ratio.samples)} passes):"
+                f" {found.verdict}"
+            )
+        load = artifact.provenance.machine.load
+        if load.busy + load.steal > BUSY:
+            print(
+                f"The machine was not idle before the run: {load.busy:.0%} busy, "
+                f"{load.steal:.0%} stolen. Speeds may be too low.",
+                file=sys.stderr,
+            )
+    if any(arm.failures for arm in artifact.arms):
+        raise typer.Exit(1)
+
+
+@command
+def bench(
+    model: Model,
+    prompt_tokens: PromptTokens = 512,
+    generate_tokens: GenerateTokens = 64,
+    repeat: Annotated[int, typer.Option(help="Samples of each speed.")] = 5,
+    threads: Threads = None,
+    weights: Annotated[str | None, typer.Option(help="mapped, resident or locked.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Rows of one prefill step.")] = None,
+    starts: Annotated[int, typer.Option(help="Fresh processes for load times; 0: none.")] = 3,
+    timeout: Timeout = 1800.0,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Measure prefill and decode speed (llama-bench's pp and tg), load time and memory."""
+    from edge_infer.harness.bench import BenchOptions
+    from edge_infer.harness.bench import bench as measure
+
+    options = BenchOptions(
+        model=model,
+        prompt_tokens=prompt_tokens,
+        generate_tokens=generate_tokens,
+        repeat=repeat,
+        threads=threads,
+        weights=weights,
+        chunk_size=chunk_size,
+        starts=starts,
+        timeout=timeout,
+    )
+    _finish(measure(options, _say), output, as_json)
+
+
+@command
+def compare(
+    model: Model,
+    peer_model: Annotated[Path, typer.Option(help="The peer's own file of the same model.")],
+    peer: Annotated[str, typer.Option(help="llamacpp.")] = "llamacpp",
+    passes: Annotated[int, typer.Option(help="Times that each arm runs; 3 or more.")] = 5,
+    prompt_tokens: PromptTokens = 512,
+    generate_tokens: GenerateTokens = 64,
+    repeat: Annotated[int, typer.Option(help="Samples in each pass; their median counts.")] = 3,
+    threads: Threads = None,
+    timeout: Timeout = 1800.0,
+    output: Output = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare with a peer in one interleaved run on the same CPUs."""
+    from edge_infer.harness.bench import BenchOptions
+    from edge_infer.harness.compare import CompareOptions
+    from edge_infer.harness.compare import compare as measure
+
+    if peer != "llamacpp":
+        raise ConfigError(f"There is no peer {peer!r}.", remedy="Use --peer llamacpp.")
+    options = BenchOptions(
+        model=model,
+        prompt_tokens=prompt_tokens,
+        generate_tokens=generate_tokens,
+        repeat=repeat,
+        threads=threads,
+        timeout=timeout,
+    )
+    _finish(measure(CompareOptions(options, peer_model, passes), _say), output, as_json)

@@ -1,0 +1,121 @@
+"""``edge-infer run``: generate text from a model, once or in a conversation."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from edge_infer.cli.common import JsonOption, Stopwatch, command, print_json
+from edge_infer.cli.generation import (
+    figures,
+    print_figures,
+    print_room,
+    stream_to_stdout,
+)
+from edge_infer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_infer import LLM, SamplingParams
+
+Model = Annotated[str, typer.Argument(help="A folder, a GGUF file or a hub id (org/name).")]
+
+
+@command
+def run(
+    model: Model,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Text; without it, stdin is read.")
+    ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Use the chat template; without -p, talk in turns.")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=1, help="Stop after so many, at the latest.")
+    ] = 512,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.0,
+    top_k: Annotated[int, typer.Option(help="0 is off.")] = 0,
+    top_p: Annotated[float, typer.Option(help="1 is off.")] = 1.0,
+    min_p: Annotated[float, typer.Option(help="0 is off.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes sampling repeatable.")] = None,
+    stop: Annotated[list[str] | None, typer.Option(help="Text to stop at; repeatable.")] = None,
+    max_model_len: Annotated[int | None, typer.Option(help="Context length in tokens.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Default: one per usable core.")] = None,
+    weights: Annotated[str, typer.Option(help="mapped, resident or locked.")] = "mapped",
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Generate text."""
+    from edge_infer import LLM, SamplingParams
+
+    if system is not None and not chat:
+        raise ConfigError("--system is part of a chat.", remedy="Add --chat.")
+    talking = chat and prompt is None and sys.stdin.isatty() and not as_json
+    if prompt is None and not talking:
+        prompt = sys.stdin.read()
+    params = SamplingParams(
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=stop or None,
+        max_tokens=max_tokens,
+    )
+    clock = Stopwatch()
+    llm = LLM(model, max_model_len=max_model_len, threads=threads, weights=weights)
+    load_seconds = clock.seconds
+    if not quiet and not as_json:
+        print_room(llm)
+    opening = [{"role": "system", "content": system}] if system is not None else []
+    if talking:
+        _talk(llm, params, opening, load_seconds, quiet)
+        return
+    assert prompt is not None
+    text: Any = prompt
+    if chat:
+        text = llm.chat_prompt([*opening, {"role": "user", "content": prompt}])
+    if as_json:
+        (output,) = llm.generate([text], params)
+        document = {"text": output.outputs[0].text, "token_ids": output.outputs[0].token_ids}
+        print_json({"model": model, **document, **figures(output, load_seconds)})
+        return
+    if not chat:
+        print(prompt, end="", flush=True)
+    finished = stream_to_stdout(llm.stream(text, params))
+    print(flush=True)
+    if finished is not None and not quiet:
+        print_figures(figures(finished, load_seconds))
+
+
+def _talk(
+    llm: LLM,
+    params: SamplingParams,
+    messages: list[dict[str, str]],
+    load_seconds: float,
+    quiet: bool,
+) -> None:
+    """Turns of a conversation until end of input; Ctrl-C stops an answer, not the conversation."""
+    messages = list(messages)
+    while True:
+        try:
+            said = input("> ")
+        except EOFError:
+            print()
+            return
+        if not said.strip():
+            continue
+        messages.append({"role": "user", "content": said})
+        try:
+            finished = stream_to_stdout(llm.stream(llm.chat_prompt(messages), params))
+        except KeyboardInterrupt:
+            print("\n(stopped)")
+            messages.pop()
+            continue
+        print(flush=True)
+        if finished is not None:
+            messages.append({"role": "assistant", "content": finished.outputs[0].text})
+            if not quiet:
+                print_figures(figures(finished, load_seconds))

@@ -1,0 +1,249 @@
+"""``edge-infer bench``: prefill and decode speed, load time and memory of one model.
+
+Prefill is the time of a prompt of N random tokens from an empty cache; decode is N steps of one
+token after a prompt of one token. Both follow a warm-up run, each repeat is one sample, and the
+two are separate runs: the meaning of llama-bench's ppN and tgN. Every measured thing runs in a
+process of its own, so that memory and peaks belong to it alone.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from edge_infer.device import cpu_budget
+from edge_infer.errors import ConfigError, EdgeInferError
+from edge_infer.harness.identity import checkpoint_identity
+from edge_infer.harness.processes import Child
+from edge_infer.harness.provenance import edge_infer_build, portable, provenance
+from edge_infer.harness.schema import Arm, Artifact, Failure, MemoryReport, Metric, Scalar
+
+CHILD = "edge_infer.harness.bench_child"
+TEXT = "The first thing to know about the sea is that"
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BenchOptions:
+    """What to measure. ``threads`` None: what the engine takes by default."""
+
+    model: str
+    prompt_tokens: int = 512
+    generate_tokens: int = 64
+    repeat: int = 5
+    threads: int | None = None
+    weights: str | None = None
+    chunk_size: int | None = None
+    starts: int = 3
+    """Fresh processes for the load times; 0 leaves them out."""
+    timeout: float = 1800.0
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("prompt_tokens", 0, 1 << 20),
+            ("generate_tokens", 0, 1 << 20),
+            ("repeat", 1, 1000),
+            ("starts", 0, 100),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name} = {value}; a number of {low} to {high} is needed.")
+        if not self.prompt_tokens and not self.generate_tokens:
+            raise ConfigError("Neither prompt nor generated tokens were asked for.")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise ConfigError(f"threads = {self.threads}; a number of 1 to 1024 is needed.")
+        if self.timeout <= 0:
+            raise ConfigError(f"timeout = {self.timeout}; a positive number of seconds is needed.")
+
+    def child(self, stage: str) -> dict[str, Any]:
+        """The options document of a child process."""
+        return {
+            "stage": stage,
+            "model": self.model,
+            "text": TEXT,
+            "prompt_tokens": self.prompt_tokens,
+            "generate_tokens": self.generate_tokens,
+            "repeat": self.repeat,
+            "engine": {
+                "threads": self.threads,
+                "weights": self.weights,
+                "chunk_size": self.chunk_size,
+                # Room for the longer of the two runs, so the KV pool is that and no more.
+                "max_model_len": max(self.prompt_tokens + 1, self.generate_tokens + 2, 64),
+                "max_num_seqs": 1,
+            },
+        }
+
+
+@dataclass
+class SpeedRun:
+    """One process's worth of speed samples."""
+
+    prefill: list[float] = field(default_factory=list)
+    """tok/s."""
+    decode: list[float] = field(default_factory=list)
+    """tok/s."""
+    ready_seconds: float = 0.0
+    """Process start to a model that is ready."""
+    info: dict[str, Any] = field(default_factory=dict)
+    memory: MemoryReport | None = None
+
+
+def run_speed(options: BenchOptions, cpus: Sequence[int] = ()) -> SpeedRun:
+    """Measures speed and memory in one fresh process, confined to ``cpus`` if any are given."""
+    run = SpeedRun()
+    with Child(CHILD, options.child("speed"), cpus, options.timeout) as child:
+        for event in child.events():
+            name = event["event"]
+            if name == "loaded":
+                run.ready_seconds = event["time"] - child.started
+                run.info = event["info"]
+            elif name in ("prefill", "decode"):
+                tokens = options.prompt_tokens if name == "prefill" else options.generate_tokens
+                setattr(run, name, [tokens / s for s in event["seconds"]])
+            if name != "end":
+                child.sampler.snapshot(name)
+        run.memory = child.sampler.report()
+    return run
+
+
+def run_starts(options: BenchOptions, cpus: Sequence[int] = ()) -> list[Metric]:
+    """Load times over ``options.starts`` fresh processes; the first one may find a cold disk."""
+    opened: list[float] = []
+    open_to_token: list[float] = []
+    start_to_token: list[float] = []
+    for _ in range(options.starts):
+        with Child(CHILD, options.child("first_token"), cpus, options.timeout) as child:
+            for event in child.events():
+                if event["event"] == "first_token":
+                    opened.append(event["open_seconds"])
+                    open_to_token.append(event["seconds"])
+                    start_to_token.append(event["time"] - child.started)
+    return [
+        Metric.of("load.open", "s", "lower", opened),
+        Metric.of("load.open_to_first_token", "s", "lower", open_to_token),
+        Metric.of("load.start_to_first_token", "s", "lower", start_to_token),
+    ]
+
+
+def run_tokenizer(options: BenchOptions, folder: Path) -> list[Metric]:
+    """Time and anonymous memory of the tokenizer alone."""
+    metrics = []
+    document = {**options.child("tokenizer"), "folder": str(folder)}
+    with Child(CHILD, document, (), options.timeout) as child:
+        before = 0
+        for event in child.events():
+            if event["event"] == "before":
+                before = child.sampler.snapshot("before").anonymous
+            elif event["event"] == "tokenizer":
+                added = child.sampler.snapshot("tokenizer").anonymous - before
+                metrics = [
+                    Metric.of("tokenizer.load", "s", "lower", [event["seconds"]]),
+                    Metric.of("tokenizer.anonymous", "bytes", "lower", [float(added)]),
+                ]
+    return metrics
+
+
+def speed_metrics(prefill: list[float], decode: list[float]) -> list[Metric]:
+    """The two speeds as metrics; one that was not measured is left out."""
+    named = (("prefill", prefill), ("decode", decode))
+    return [Metric.of(name, "tok/s", "higher", samples) for name, samples in named if samples]
+
+
+def edge_infer_arm(
+    name: str,
+    options: BenchOptions,
+    folder: Path,
+    run: SpeedRun,
+    metrics: list[Metric],
+    cpus: Sequence[int] = (),
+    failures: Sequence[Failure] = (),
+) -> Arm:
+    """The arm of the artifact for a run of our own engine."""
+    settings: dict[str, Scalar] = dict(run.info.get("settings", {}))
+    return Arm(
+        name=name,
+        engine=edge_infer_build(),
+        command=portable(bench_command(options)),
+        threads=run.info["threads"],
+        cpus=list(cpus),
+        isa=run.info["isa"],
+        settings=settings,
+        checkpoint=checkpoint_identity(folder),
+        memory=run.memory,
+        metrics=metrics,
+        failures=list(failures),
+    )
+
+
+def bench_command(options: BenchOptions) -> list[str]:
+    """The command line that repeats this measurement."""
+    command = ["edge-infer", "bench", options.model]
+    command += ["--prompt-tokens", str(options.prompt_tokens)]
+    command += ["--generate-tokens", str(options.generate_tokens)]
+    command += ["--repeat", str(options.repeat)]
+    for flag in ("threads", "weights", "chunk_size"):
+        value = getattr(options, flag)
+        if value is not None:
+            command += ["--" + flag.replace("_", "-"), str(value)]
+    return command
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def bench(options: BenchOptions, progress: Progress = lambda text: None) -> Artifact:
+    """Measures one model.
+
+    A GGUF file or hub id is converted first, outside the measurement. Raises the engine's own
+    errors, and ExecutionError where a measured process dies or takes longer than the timeout.
+    """
+    from edge_infer.checkpoint.resolve import resolve
+
+    started, clock = now(), time.monotonic()
+    folder = resolve(options.model)
+    progress("looking at the machine")
+    source = provenance()
+    progress("speed")
+    command = bench_command(options)
+    options = replace(options, model=str(folder))
+    run = run_speed(options)
+    metrics = speed_metrics(run.prefill, run.decode)
+    metrics.append(Metric.of("load.start_to_ready", "s", "lower", [run.ready_seconds]))
+    failures: list[Failure] = []
+    if options.starts:
+        progress("load times")
+        for stage, measure in (
+            ("start", lambda: run_starts(options)),
+            ("tokenizer", lambda: run_tokenizer(options, folder)),
+        ):
+            try:
+                metrics += measure()
+            except EdgeInferError as error:
+                # The speeds stand without it; the artifact says what is missing and why.
+                failures.append(Failure(stage=stage, code=error.code, message=error.message))
+    return Artifact(
+        kind="bench",
+        command=portable(command),
+        started_at=started,
+        duration_seconds=time.monotonic() - clock,
+        parameters={
+            "prompt_tokens": options.prompt_tokens,
+            "generate_tokens": options.generate_tokens,
+            "repeat": options.repeat,
+            "starts": options.starts,
+        },
+        provenance=source,
+        arms=[edge_infer_arm("edge-infer", options, folder, run, metrics, failures=failures)],
+    )
+
+
+def pinned_cpus(threads: int | None) -> tuple[int, ...]:
+    """The CPUs that an arm of a comparison is confined to: one per thread, whole cores first."""
+    return cpu_budget().pin_list(threads)

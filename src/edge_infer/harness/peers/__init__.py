@@ -1,0 +1,1 @@
+"""Other engines as arms of a comparison, each run by its own benchmark program."""

@@ -1,0 +1,165 @@
+"""Comparisons: order, verdicts, and reading a peer's results."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from edge_infer.errors import CheckpointError, ConfigError, ExecutionError, UnsupportedError
+from edge_infer.harness.bench import BenchOptions, bench_command
+from edge_infer.harness.compare import CompareOptions, comparisons, rotation, verdict
+from edge_infer.harness.peers import llamacpp
+from edge_infer.harness.schema import Arm, EngineBuild, Metric
+
+
+def arm(name: str, **speeds: list[float]) -> Arm:
+    return Arm(
+        name=name,
+        engine=EngineBuild(name=name, version="0"),
+        command=[name],
+        threads=1,
+        metrics=[Metric.of(key, "tok/s", "higher", value) for key, value in speeds.items()],
+    )
+
+
+def test_every_arm_is_first_equally_often() -> None:
+    orders = [rotation(["a", "b", "c"], i) for i in range(6)]
+    assert all(sorted(order) == ["a", "b", "c"] for order in orders)
+    assert sorted(order[0] for order in orders) == ["a", "a", "b", "b", "c", "c"]
+
+
+@pytest.mark.parametrize(
+    ("better", "ratios", "expected"),
+    [
+        ("higher", [1.2, 1.1, 1.3], "better"),
+        ("higher", [0.9, 0.8, 0.7], "worse"),
+        ("higher", [1.5, 1.4, 0.99], "inside the spread"),
+        ("lower", [0.9, 0.8, 0.7], "better"),
+        ("lower", [1.2, 1.1, 1.3], "worse"),
+    ],
+)
+def test_verdict(better, ratios: list[float], expected: str) -> None:
+    assert verdict(Metric.of("x", "ratio", better, ratios)) == expected
+
+
+def test_comparison_pairs_the_passes() -> None:
+    # The machine halved its speed in the second pass; the ratio did not move.
+    ours, theirs = arm("a", decode=[40.0, 20.0, 40.0]), arm("b", decode=[20.0, 10.0, 20.0])
+    (found,) = comparisons(ours, theirs)
+    assert found.ratio.samples == [2.0, 2.0, 2.0]
+    assert found.verdict == "better"
+    assert found.ratio.min == found.ratio.max == 2.0
+
+
+def test_metric_that_one_arm_lacks_is_not_compared() -> None:
+    assert comparisons(arm("a", decode=[1.0, 1.0]), arm("b", prefill=[1.0, 1.0])) == []
+
+
+RESULTS = [
+    {"n_prompt": 512, "n_gen": 0, "n_threads": 2, "samples_ts": [100.0, 110.0], "type_k": "f16"},
+    {"n_prompt": 0, "n_gen": 64, "n_threads": 2, "samples_ts": [20.0, 21.0], "type_k": "f16"},
+]
+
+
+def test_llama_bench_results() -> None:
+    prefill, decode, fields = llamacpp.parse_results(json.dumps(RESULTS))
+    assert (prefill, decode, fields["n_threads"]) == ([100.0, 110.0], [20.0, 21.0], 2)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '[{"n_prompt": 1}]', "3"])
+def test_other_output_is_an_error(text: str) -> None:
+    with pytest.raises(ExecutionError, match="llama-bench"):
+        llamacpp.parse_results(text)
+
+
+@pytest.fixture
+def fake_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "llama-bench"
+    program.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/args\necho '{json.dumps(RESULTS)}'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv(llamacpp.VARIABLE, str(program))
+    return program
+
+
+def test_llama_bench_is_run_with_the_same_measurement(fake_bench: Path, tmp_path: Path) -> None:
+    run = llamacpp.run_llama_bench(
+        llamacpp.find_program(),
+        tmp_path / "m.gguf",
+        prompt_tokens=512,
+        generate_tokens=64,
+        repeat=2,
+        threads=2,
+        cpus=sorted(os.sched_getaffinity(0))[:1],
+        timeout=60,
+    )
+    words = (tmp_path / "args").read_text().split()
+    options = dict(zip(words[::2], words[1::2], strict=True))
+    assert options == {
+        "-m": str(tmp_path / "m.gguf"),
+        "-t": "2",
+        "-r": "2",
+        "-p": "512",
+        "-n": "64",
+        "-o": "json",
+    }
+    assert (run.prefill, run.decode, run.threads) == ([100.0, 110.0], [20.0, 21.0], 2)
+    assert run.settings == {"type_k": "f16"}
+
+
+def test_build_description_is_read_from_beside_the_program(fake_bench: Path) -> None:
+    assert llamacpp.llama_build(fake_bench).version == "unknown"
+    document = {
+        "source": "x==1",
+        "commit": "abc",
+        "compiler": "clang",
+        "options": "",
+        "sha256": "0",
+    }
+    (fake_bench.parent / "build.json").write_text(json.dumps(document))
+    assert llamacpp.llama_build(fake_bench).commit == "abc"
+
+
+def test_missing_program_says_how_to_build_it(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.delenv(llamacpp.VARIABLE, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(llamacpp, "BUILT", Path("nowhere/llama-bench"))
+    with pytest.raises(UnsupportedError) as caught:
+        llamacpp.find_program()
+    assert "baseline-llamacpp" in caught.value.remedy
+    monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match="absent"):
+        llamacpp.find_program()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"prompt_tokens": -1},
+        {"prompt_tokens": 0, "generate_tokens": 0},
+        {"repeat": 0},
+        {"threads": 0},
+        {"timeout": 0},
+        {"starts": -1},
+    ],
+)
+def test_senseless_bench_options_are_refused(changes: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        BenchOptions(model="m", **changes)
+
+
+def test_senseless_compare_options_are_refused(tmp_path: Path) -> None:
+    gguf = tmp_path / "m.gguf"
+    gguf.write_bytes(b"")
+    with pytest.raises(ConfigError, match="passes = 2"):
+        CompareOptions(BenchOptions(model="m"), gguf, passes=2)
+    with pytest.raises(CheckpointError):
+        CompareOptions(BenchOptions(model="m"), tmp_path, passes=3)
+
+
+def test_bench_command_repeats_the_measurement() -> None:
+    command = bench_command(BenchOptions(model="m", threads=2, chunk_size=128))
+    assert command[:3] == ["edge-infer", "bench", "m"]
+    assert command[-4:] == ["--threads", "2", "--chunk-size", "128"]
