@@ -55,7 +55,7 @@ def reference_model(folder):
 
 @pytest.fixture(scope="module")
 def continuations(demo_model):
-    """Each prompt continued greedily to LENGTH tokens, with the reference's logits for all of them."""
+    """Each prompt continued greedily to LENGTH tokens, and the reference's logits."""
     llm = LLM(demo_model, max_model_len=128)
     starts = [llm.tokenizer.encode(text) for text in PROMPTS]
     params = [
