@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "checkpoint/half.h"
 #include "checkpoint/vec4.h"
 #include "common/error.h"
 
@@ -19,18 +20,6 @@ namespace {
 constexpr int kMaxGroup = 128;
 constexpr float kHalfMax = 65504.f;
 constexpr float kTiny = 0x1p-25f;  // half of the smallest fp16: anything below is best stored as 0
-
-float bits_to_float(uint32_t bits) {
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-uint32_t float_to_bits(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, 4);
-  return bits;
-}
 
 // One group being fitted: values and weights, padded with weight 0.
 struct Group {
@@ -365,28 +354,6 @@ class Worker {
 }
 
 }  // namespace
-
-uint16_t to_half(float value) {
-  const uint32_t bits = float_to_bits(value);
-  const uint32_t sign = bits >> 16 & 0x8000;
-  const uint32_t magnitude = bits & 0x7fffffff;
-  if (magnitude >= 0x7f800000) return sign | (magnitude > 0x7f800000 ? 0x7e00 : 0x7c00);
-  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // 65520 and above round to infinity
-  if (magnitude < 0x38800000) {                       // below 2^-14: subnormal steps of 2^-24
-    // adding 0.5 puts the fp16 step at the last bit of the f32, which rounds to nearest even
-    const float shifted = bits_to_float(magnitude) + 0.5f;
-    return sign | (float_to_bits(shifted) - 0x3f000000);
-  }
-  const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
-  return sign | ((rounded - 0x38000000) >> 13);
-}
-
-float from_half(uint16_t bits) {
-  const uint32_t sign = static_cast<uint32_t>(bits & 0x8000) << 16;
-  const uint32_t magnitude = static_cast<uint32_t>(bits & 0x7fff) << 13;
-  if (magnitude >= 0x0f800000) return bits_to_float(sign | magnitude | 0x7f800000);
-  return bits_to_float(sign | float_to_bits(bits_to_float(magnitude) * 0x1p112f));
-}
 
 void quantize(const QuantizeJob& job, const std::string& name, int64_t first_row) {
   const int64_t blocks = (job.n + 15) / 16;

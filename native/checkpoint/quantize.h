@@ -28,8 +28,4 @@ struct QuantizeJob {
 // infinity, or values whose scale or minimum fp16 cannot hold.
 void quantize(const QuantizeJob& job, const std::string& name, int64_t first_row);
 
-// fp16 bits, round to nearest even; infinity beyond the range.
-uint16_t to_half(float value);
-float from_half(uint16_t bits);
-
 }  // namespace ei

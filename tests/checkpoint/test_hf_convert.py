@@ -203,10 +203,10 @@ def test_tied_models_keep_one_copy(tmp_path):
 
 
 def test_notes_and_provenance(tmp_path):
-    folder = folder_of(tmp_path, language_model(), {"model_type": "strange_vlm"})
+    folder = folder_of(tmp_path, language_model(), {"architectures": ["StrangeVlm"]})
     notes = []
     convert(folder, tmp_path / "out", notes=notes, origin="org/strange", exclude=["lm_head"])
-    assert any("strange_vlm" in n and "only vLLM" in n for n in notes)
+    assert any("StrangeVlm" in n and "only vLLM" in n for n in notes)
     p = json.loads((tmp_path / "out" / "provenance.json").read_text())
     assert p["source"]["name"] == "org/strange" and p["source"]["kind"] == "huggingface"
     assert p["options"]["exclude"] == ["lm_head"] and p["tool"]["name"] == "edge-infer"
@@ -215,9 +215,17 @@ def test_notes_and_provenance(tmp_path):
 
 
 def test_native_architectures_have_no_such_note(tmp_path):
-    folder, notes = folder_of(tmp_path, language_model(), {"model_type": "qwen3"}), []
+    config = {"architectures": ["Qwen3ForCausalLM"]}
+    folder, notes = folder_of(tmp_path, language_model(), config), []
     convert(folder, tmp_path / "out", notes=notes)
     assert notes == []
+
+
+def test_native_architectures_are_those_of_the_engine():
+    from edge_infer import models
+    from edge_infer.checkpoint.architectures import NATIVE_ARCHITECTURES
+
+    assert set(models.ARCHITECTURES) == NATIVE_ARCHITECTURES
 
 
 def test_small_files_come_along_and_weights_do_not(tmp_path):

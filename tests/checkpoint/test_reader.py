@@ -116,6 +116,9 @@ def test_folders_that_are_none(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(CheckpointError, match=r"config.json does not exist"):
         Checkpoint.open(tmp_path / "empty")
+    (tmp_path / "empty" / "m.gguf").write_text("")
+    with pytest.raises(CheckpointError, match=r"1 GGUF files.*m\.gguf"):
+        Checkpoint.open(tmp_path / "empty")
     (tmp_path / "empty" / "config.json").mkdir()
     with pytest.raises(CheckpointError, match="cannot be read"):
         Checkpoint.open(tmp_path / "empty")

@@ -1,25 +1,40 @@
 """Which architectures the native engine runs: what `convert` and `inspect` tell the user.
 
-`models` depends on this room, not the other way round, so the names are listed here; a test in
-tests/models compares them with the registry.
+`models` depends on this room, not the other way round, so the classes are listed here; a test
+compares them with the registry of `models`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-NATIVE_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2", "qwen3", "gemma3_text", "spark2_5"})
+NATIVE_ARCHITECTURES = frozenset(
+    {
+        "Gemma3ForCausalLM",
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "Spark2_5ForCausalLM",
+    }
+)
 
 
-def model_type(config: dict[str, Any]) -> str:
-    """model_type of a config, or its class, or "unknown"."""
-    kind = config.get("model_type")
-    if isinstance(kind, str) and kind:
-        return kind
+def architecture(config: dict[str, Any]) -> str:
+    """The class that a config names first, or "unknown"."""
     classes = config.get("architectures")
     return str(classes[0]) if isinstance(classes, list) and classes else "unknown"
 
 
+def model_type(config: dict[str, Any]) -> str:
+    """model_type of a config, or "unknown"."""
+    kind = config.get("model_type")
+    return kind if isinstance(kind, str) and kind else "unknown"
+
+
 def runs_natively(config: dict[str, Any]) -> bool:
-    """Whether the native engine has this architecture."""
-    return model_type(config) in NATIVE_MODEL_TYPES
+    """Whether the native engine has one of the classes that a config names."""
+    classes = config.get("architectures")
+    return isinstance(classes, list) and any(
+        isinstance(c, str) and c in NATIVE_ARCHITECTURES for c in classes
+    )

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_infer.checkpoint import layout
-from edge_infer.checkpoint.architectures import model_type, runs_natively
+from edge_infer.checkpoint.architectures import architecture, runs_natively
 from edge_infer.checkpoint.fingerprint import Fingerprints, tool_version
 from edge_infer.checkpoint.gguf_header import is_gguf
 from edge_infer.checkpoint.quantize import Packed, quantize
@@ -96,8 +96,8 @@ def convert(
     job = _Job(src, options, said)
     if not runs_natively(src.config):
         said.append(
-            f"The native engine has no architecture {model_type(src.config)!r}: only vLLM will run "
-            "this checkpoint."
+            f"The native engine has no architecture {architecture(src.config)!r}: "
+            "only vLLM will run this checkpoint."
         )
     job.check_space(destination)
     with staged_folder(destination) as folder, Fingerprints(src.files) as fingerprints:

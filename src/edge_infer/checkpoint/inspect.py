@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from edge_infer.checkpoint.architectures import model_type, runs_natively
+from edge_infer.checkpoint.architectures import architecture, model_type, runs_natively
 from edge_infer.checkpoint.gguf_config import ARCHITECTURES
 from edge_infer.checkpoint.gguf_header import GgufHeader, is_gguf, read_header
 from edge_infer.checkpoint.reader import Checkpoint, read_json_file
@@ -160,7 +160,6 @@ def _inspect_folder(c: Checkpoint) -> Inspection:
         for t in c.tensors.values()
         if t.name not in parts
     ]
-    classes = c.config.get("architectures")
     quantization = c.config.get("quantization_config")
     if isinstance(quantization, dict):
         quantization = {k: v for k, v in quantization.items() if k != "modules"}
@@ -168,7 +167,6 @@ def _inspect_folder(c: Checkpoint) -> Inspection:
     return _result(
         path=c.path,
         kind="packed" if quantization else "huggingface",
-        architecture=str(classes[0]) if isinstance(classes, list) and classes else "unknown",
         config=c.config,
         items=items,
         files=c.files,
@@ -182,6 +180,7 @@ def _inspect_gguf(h: GgufHeader) -> Inspection:
     known = ARCHITECTURES.get(arch)
     embedding = h.tensors.get("token_embd.weight")
     config = {
+        "architectures": [known[1] if known else arch],
         "model_type": known[0] if known else arch,
         "max_position_embeddings": h.fields.get(f"{arch}.context_length"),
         "num_hidden_layers": h.fields.get(f"{arch}.block_count"),
@@ -196,7 +195,6 @@ def _inspect_gguf(h: GgufHeader) -> Inspection:
     return _result(
         path=h.path,
         kind="gguf",
-        architecture=known[1] if known else arch,
         config=config,
         items=[_Item(t.name, t.type, math.prod(t.shape), t.nbytes) for t in h.tensors.values()],
         files=[h.path],
@@ -209,7 +207,6 @@ def _result(
     *,
     path: Path,
     kind: str,
-    architecture: str,
     config: dict[str, Any],
     items: list[_Item],
     files: list[Path],
@@ -220,7 +217,7 @@ def _result(
     return Inspection(
         path=str(path),
         kind=kind,
-        architecture=architecture,
+        architecture=architecture(config),
         model_type=model_type(config),
         native=runs_natively(config),
         parameters=parameters,

@@ -94,7 +94,14 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} {what}.",
             remedy="Give a folder with config.json and safetensors, or a GGUF file.",
         )
-    return read_json_file(folder / "config.json", CONFIG_LIMIT)
+    path = folder / "config.json"
+    ggufs = [] if path.exists() else sorted(p.name for p in folder.glob("*.gguf"))
+    if ggufs:
+        raise CheckpointError(
+            f"{folder} has no config.json, but {len(ggufs)} GGUF files.",
+            remedy=f"Give the path of one, such as {folder / ggufs[0]}.",
+        )
+    return read_json_file(path, CONFIG_LIMIT)
 
 
 def open_tensors(folder: Path) -> tuple[list[Path], dict[str, TensorInfo]]:

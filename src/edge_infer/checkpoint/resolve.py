@@ -13,7 +13,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ def resolve(
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     convert: bool = True,
-    progress: Any = None,
+    progress: Callable[[int, int], None] | None = None,
     notes: list[str] | None = None,
     revision: str | None = None,
 ) -> Path:
@@ -144,7 +144,7 @@ def _converted(
     stamp: dict[str, Any],
     label: str,
     options: dict[str, Any],
-    progress: Any,
+    progress: Callable[[int, int], None] | None,
     notes: list[str] | None,
     origin: str | None = None,
 ) -> Path:

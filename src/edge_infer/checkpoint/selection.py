@@ -136,9 +136,10 @@ def select(source: Source, options: Options) -> dict[str, Packing]:
             out[name] = _packing(tensor, source.kind, options)
     for pattern in (*options.include, *options.exclude):
         if pattern not in used:
+            matrices = [module_name(n) for n, t in source.tensors.items() if len(t.shape) > 1]
             raise ConfigError(
                 f"the pattern {pattern!r} matches no tensor.",
-                remedy="`edge-infer inspect` lists the names.",
+                remedy=f"Names look like {', '.join(matrices[:3])}.",
             )
     return out
 
