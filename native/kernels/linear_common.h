@@ -13,6 +13,8 @@ struct Block {
   const uint8_t* codes;
   const uint16_t* scales;    // [k_pad/group][16]
   const uint16_t* minimums;  // the same shape, or null
+  int64_t code_stride;       // bytes from a block's codes to the next one's
+  int64_t scale_stride;      // scales from a block to the next one
   int groups;                // activation groups (of 32) in k_pad
   int shift;                 // activation group g uses scales row g >> shift
 };
@@ -21,8 +23,12 @@ inline Block block_of(const Matrix& w, int b) {
   const int64_t k = w.k_pad;
   const int64_t code_bytes = w.type == WeightType::kQ4 ? k * 8 : k * 16;
   const int64_t scale_row = k / w.group * kBlockN;
-  return {static_cast<const uint8_t*>(w.codes) + b * code_bytes, w.scales + b * scale_row,
-          w.minimums ? w.minimums + b * scale_row : nullptr, w.k_pad / kActGroup,
+  return {static_cast<const uint8_t*>(w.codes) + b * code_bytes,
+          w.scales + b * scale_row,
+          w.minimums ? w.minimums + b * scale_row : nullptr,
+          code_bytes,
+          scale_row,
+          w.k_pad / kActGroup,
           w.group == 128  ? 2
           : w.group == 64 ? 1
                           : 0};

@@ -15,39 +15,54 @@
 namespace ei::EI_NS {
 namespace {
 
-// y of rows [r, r+R) and the channels of one block.
-template <int R, int kBits, bool kMin>
-void row_tile(const Block& block, const QuantRows& x, int r, int channels, const float* bias,
-              bool accumulate, float* y, int64_t y_stride) {
-  alignas(64) float acc[R][kBlockN];
+// Where a tile's results go: the channels of its blocks, from the first of them on.
+struct Output {
+  float* y;
+  int64_t stride;
+  int channels;
+  const float* bias;
+  bool accumulate;
+};
+
+// Rows [r, r+R) times B blocks.
+template <int B, int R, int kBits, bool kMin>
+void row_tile(const Block& block, const QuantRows& x, int r, const Output& o) {
+  alignas(64) float acc[R][B * kBlockN];
+  float* y = o.y + r * o.stride;
+  if (R > 1)  // the rows of y lie in pages of their own: fetch the lines while the sums run
+    for (int i = 0; i < R; ++i)
+      for (int c = 0; c < o.channels; c += kBlockN) __builtin_prefetch(y + i * o.stride + c, 1);
   const int64_t groups = x.k_pad / kActGroup;
-  dot_tile<R, kBits, kMin>(block, x.codes + static_cast<int64_t>(r) * x.k_pad, x.k_pad,
-                           x.scales + r * groups, x.sums + r * groups, groups, acc);
+  dot_tile<B, R, kBits, kMin>(block, x.codes + static_cast<int64_t>(r) * x.k_pad, x.k_pad,
+                              x.scales + r * groups, x.sums + r * groups, groups, acc);
   for (int i = 0; i < R; ++i)
-    store_channels(acc[i], channels, bias, accumulate, y + (r + i) * y_stride);
+    store_channels(acc[i], o.channels, o.bias, o.accumulate, y + i * o.stride);
+}
+
+template <int B, int kBits, bool kMin>
+void all_rows(const Block& block, const QuantRows& x, const Output& o) {
+  int r = 0;
+  for (; r + kTileRows <= x.rows; r += kTileRows)
+    row_tile<B, kTileRows, kBits, kMin>(block, x, r, o);
+  for (; r + 4 <= x.rows; r += 4) row_tile<B, 4, kBits, kMin>(block, x, r, o);
+  for (; r + 2 <= x.rows; r += 2) row_tile<B, 2, kBits, kMin>(block, x, r, o);
+  if (r < x.rows) row_tile<B, 1, kBits, kMin>(block, x, r, o);
 }
 
 template <int kBits, bool kMin>
 void linear_packed(const Matrix& w, const QuantRows& x, int block_begin, int block_end, float* y,
                    int64_t y_stride, const Epilogue& e) {
-  for (int b = block_begin; b < block_end; ++b) {
+  for (int b = block_begin; b < block_end;) {
     const int first = b * kBlockN;
-    const int channels = w.n - first < kBlockN ? w.n - first : kBlockN;
+    const int blocks = x.rows > 1 && b + kTileBlocks <= block_end ? kTileBlocks : 1;
+    const int channels = w.n - first < blocks * kBlockN ? w.n - first : blocks * kBlockN;
     if (channels <= 0) return;
-    const Block block = block_of(w, b);
-    const float* bias = e.bias ? e.bias + first : nullptr;
-    int r = 0;
-    for (; r + kTileRows <= x.rows; r += kTileRows)
-      row_tile<kTileRows, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first,
-                                       y_stride);
-    for (; r + 4 <= x.rows; r += 4)
-      row_tile<4, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first, y_stride);
-    if (r + 2 <= x.rows) {
-      row_tile<2, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first, y_stride);
-      r += 2;
-    }
-    if (r < x.rows)
-      row_tile<1, kBits, kMin>(block, x, r, channels, bias, e.accumulate, y + first, y_stride);
+    const Output o{y + first, y_stride, channels, e.bias ? e.bias + first : nullptr, e.accumulate};
+    if (blocks == 1)
+      all_rows<1, kBits, kMin>(block_of(w, b), x, o);
+    else
+      all_rows<kTileBlocks, kBits, kMin>(block_of(w, b), x, o);
+    b += blocks;
   }
 }
 

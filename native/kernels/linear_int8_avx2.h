@@ -7,7 +7,8 @@
 namespace ei::EI_NS {
 namespace {
 
-constexpr int kTileRows = 4;
+constexpr int kTileRows = 6;
+constexpr int kTileBlocks = 1;
 constexpr int64_t kPrefetchBytes = 2048;
 
 inline __m256i broadcast4(const int8_t* p) {
@@ -15,6 +16,9 @@ inline __m256i broadcast4(const int8_t* p) {
   std::memcpy(&v, p, sizeof v);
   return _mm256_set1_epi32(v);
 }
+
+// Keeps a running sum in its register: compilers reassociate integer sums into trees that spill.
+inline void keep(__m256i& v) { __asm__("" : "+x"(v)); }
 
 // Exact integer dots of 32 values of k: 8 channels (half a line) against R rows.
 template <int R, int kBits, bool kMin>
@@ -35,11 +39,13 @@ inline void group_dots(const uint8_t* line, const int8_t* codes, int64_t k_strid
       const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s));
       const __m256i lo = _mm256_and_si256(v, low);
       const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
-      for (int i = 0; i < R; ++i) {
-        const int8_t* a = codes + i * k_stride + 8 * s;
-        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], lo, broadcast4(a));
-        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], hi, broadcast4(a + 4));
-      }
+      const int8_t* a = codes + 8 * s;
+#pragma GCC unroll 8
+      for (int i = 0; i < R; ++i)
+        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], lo, broadcast4(a + i * k_stride));
+#pragma GCC unroll 8
+      for (int i = 0; i < R; ++i)
+        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], hi, broadcast4(a + i * k_stride + 4));
     }
   } else {
     const __m256i flip = _mm256_set1_epi8(-128);
@@ -70,7 +76,9 @@ inline void group_dots(const uint8_t* line, const int8_t* codes, int64_t k_strid
     }
     for (int i = 0; i < R; ++i) {
       dot[i] = _mm256_madd_epi16(dot[i], ones);
-      if (!kMin) dot[i] = _mm256_sub_epi32(dot[i], _mm256_set1_epi32(8 * sums[i * g_stride]));
+      if (!kMin)
+        dot[i] =
+            _mm256_sub_epi32(dot[i], _mm256_slli_epi32(_mm256_set1_epi32(sums[i * g_stride]), 3));
     }
   } else {
     // |w| <= 128 is unsigned and its sign moves to the activation: 2*128*127 stays below 2^15
@@ -126,9 +134,10 @@ inline void dot_halves(const Block& block, int half, const int8_t* codes, int64_
     for (int i = 0; i < R; ++i) _mm256_storeu_ps(acc[i] + 8 * (half + h), v[h][i]);
 }
 
-template <int R, int kBits, bool kMin>
+template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
-              const int32_t* sums, int64_t g_stride, float (*acc)[kBlockN]) {
+              const int32_t* sums, int64_t g_stride, float (*acc)[B * kBlockN]) {
+  static_assert(B == 1);
   if constexpr (R <= 2) {
     dot_halves<R, 2, kBits, kMin>(block, 0, codes, k_stride, scales, sums, g_stride, acc);
   } else {  // sixteen registers hold one half of the block

@@ -7,7 +7,8 @@
 namespace ei::EI_NS {
 namespace {
 
-constexpr int kTileRows = 8;
+constexpr int kTileRows = 6;
+constexpr int kTileBlocks = 2;  // of many rows; one row streams one block
 constexpr int64_t kPrefetchBytes = 2048;
 
 inline __m512i broadcast4(const int8_t* p) {
@@ -20,60 +21,83 @@ inline __m512 load_half16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
-// The eight dpbusd operands (4 values of k each) of one activation group, as unsigned bytes.
-template <int kBits>
-inline void unpack_group(const uint8_t* line, __m512i* w) {
-  if (kBits == 4) {
-    const __m512i low = _mm512_set1_epi8(15);
+// dot[b][i] += 4 values of k of the channels of block b times those of row i.
+template <int B, int R>
+inline void dot_rows(const __m512i* w, const int8_t* codes, int64_t k_stride, __m512i (*dot)[R]) {
+#pragma GCC unroll 16
+  for (int i = 0; i < R; ++i) {
+    const __m512i a = broadcast4(codes + i * k_stride);
 #pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      const __m512i v = _mm512_loadu_si512(line + 64 * s);
-      w[2 * s] = _mm512_and_si512(v, low);
-      w[2 * s + 1] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
-    }
-  } else {
-    const __m512i flip = _mm512_set1_epi8(-128);
-#pragma GCC unroll 8
-    for (int s = 0; s < 8; ++s) w[s] = _mm512_xor_si512(_mm512_loadu_si512(line + 64 * s), flip);
+    for (int b = 0; b < B; ++b) dot[b][i] = _mm512_dpbusd_epi32(dot[b][i], w[b], a);
   }
 }
 
-// See dot_tile of the scalar level.
-template <int R, int kBits, bool kMin>
+// See dot_tile of the scalar level. The rows are innermost: their chains of dpbusd overlap, and B
+// blocks share the broadcasts.
+template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
-              const int32_t* sums, int64_t g_stride, float (*acc)[kBlockN]) {
+              const int32_t* sums, int64_t g_stride, float (*acc)[B * kBlockN]) {
+  const __m512i low = _mm512_set1_epi8(15), flip = _mm512_set1_epi8(-128);
   // dpwssd with (-bias, 0) word pairs: the sum fits its low word, so this is -bias*sum.
   const __m512i bias = _mm512_set1_epi32(kBits == 4 ? 0xfff8 : 0xff80);
-  __m512 v[R];
+  __m512 v[B][R];
+#pragma GCC unroll 4
+  for (int b = 0; b < B; ++b)
 #pragma GCC unroll 16
-  for (int i = 0; i < R; ++i) v[i] = _mm512_setzero_ps();
+    for (int i = 0; i < R; ++i) v[b][i] = _mm512_setzero_ps();
   const uint8_t* line = block.codes;
   for (int g = 0; g < block.groups; ++g) {
-    const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN;
-    for (int s = 0; s < kBits; ++s)
-      _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes + 64 * s, _MM_HINT_T0);
-    __m512i w[8];
-    unpack_group<kBits>(line, w);
-    const __m512 s_w = load_half16(block.scales + at);
+    const int8_t* a = codes + g * kActGroup;
+    __m512i dot[B][R];
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
-      const int8_t* a = codes + i * k_stride + g * kActGroup;
-      const int32_t sum = sums[i * g_stride + g];
-      const float s_a = scales[i * g_stride + g];
-      __m512i dot = _mm512_setzero_si512();
-      if (kBits == 8 || !kMin) dot = _mm512_dpwssd_epi32(dot, bias, _mm512_set1_epi32(sum));
-#pragma GCC unroll 8
-      for (int s = 0; s < 8; ++s) dot = _mm512_dpbusd_epi32(dot, w[s], broadcast4(a + 4 * s));
-      v[i] =
-          _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot), _mm512_mul_ps(s_w, _mm512_set1_ps(s_a)), v[i]);
-      if (kMin)
-        v[i] = _mm512_fmadd_ps(load_half16(block.minimums + at),
-                               _mm512_set1_ps(s_a * static_cast<float>(sum)), v[i]);
+      __m512i first = _mm512_setzero_si512();
+      if (kBits == 8 || !kMin)
+        first = _mm512_dpwssd_epi32(first, bias, _mm512_set1_epi32(sums[i * g_stride + g]));
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) dot[b][i] = first;
     }
-    line += kActGroup * kBits * 2;
-  }
+#pragma GCC unroll 8
+    for (int s = 0; s < kBits; ++s) {
+      __m512i w[B];
+#pragma GCC unroll 4
+      for (int b = 0; b < B; ++b) {
+        const uint8_t* p = line + b * block.code_stride;
+        _mm_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes, _MM_HINT_T0);
+        w[b] = _mm512_loadu_si512(p);
+        w[b] = kBits == 4 ? _mm512_and_si512(w[b], low) : _mm512_xor_si512(w[b], flip);
+      }
+      dot_rows<B, R>(w, a + (kBits == 4 ? 8 : 4) * s, k_stride, dot);
+      if (kBits == 4) {
+#pragma GCC unroll 4
+        for (int b = 0; b < B; ++b)
+          w[b] = _mm512_and_si512(
+              _mm512_srli_epi16(_mm512_loadu_si512(line + b * block.code_stride), 4), low);
+        dot_rows<B, R>(w, a + 8 * s + 4, k_stride, dot);
+      }
+      line += 64;
+    }
+    const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN;
+#pragma GCC unroll 4
+    for (int b = 0; b < B; ++b) {
+      const __m512 s_w = load_half16(block.scales + at + b * block.scale_stride);
 #pragma GCC unroll 16
-  for (int i = 0; i < R; ++i) _mm512_store_ps(acc[i], v[i]);
+      for (int i = 0; i < R; ++i) {
+        const float s_a = scales[i * g_stride + g];
+        v[b][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[b][i]),
+                                  _mm512_mul_ps(s_w, _mm512_set1_ps(s_a)), v[b][i]);
+        if (kMin) {
+          const float sum = static_cast<float>(sums[i * g_stride + g]);
+          v[b][i] = _mm512_fmadd_ps(load_half16(block.minimums + at + b * block.scale_stride),
+                                    _mm512_set1_ps(s_a * sum), v[b][i]);
+        }
+      }
+    }
+  }
+#pragma GCC unroll 4
+  for (int b = 0; b < B; ++b)
+#pragma GCC unroll 16
+    for (int i = 0; i < R; ++i) _mm512_store_ps(acc[i] + b * kBlockN, v[b][i]);
 }
 
 inline uint32_t max_abs_bits(const float* x) {

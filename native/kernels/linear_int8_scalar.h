@@ -8,11 +8,13 @@ namespace ei::EI_NS {
 namespace {
 
 constexpr int kTileRows = 4;
+constexpr int kTileBlocks = 1;
 
 // acc[i][c] = dot of row i (codes + i*k_stride, scales and sums + i*g_stride) and channel c.
-template <int R, int kBits, bool kMin>
+template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
-              const int32_t* sums, int64_t g_stride, float (*acc)[kBlockN]) {
+              const int32_t* sums, int64_t g_stride, float (*acc)[B * kBlockN]) {
+  static_assert(B == 1);
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < kBlockN; ++c) acc[i][c] = 0.0f;
   for (int g = 0; g < block.groups; ++g) {

@@ -381,7 +381,7 @@ def test_dequantize_rows(level):
 
 def test_bf16_prefill_flags():
     have = {level: kernels.bf16_prefill(level) for level in _native.available_levels()}
-    assert have == {level: level in ("avx512bf16", "amx") for level in have}
+    assert have == {level: level == "amx" for level in have}
 
 
 def test_bad_shapes_are_refused():
