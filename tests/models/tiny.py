@@ -135,7 +135,7 @@ def logits(
 
     ``prompts``: how many tokens of each are prompt; the rest has decode numerics. Default: all.
     """
-    prompts = prompts or [len(s) for s in sequences]
+    prompts = [len(s) for s in sequences] if prompts is None else prompts
     blocks = [r.blocks.new_sequence() for _ in sequences]
     done = [0] * len(sequences)
     out = [np.empty((len(s), r.vocab_size), np.float32) for s in sequences]
