@@ -212,6 +212,31 @@ def test_limits_have_both_numbers(model) -> None:
         pool.generate([[1] * 500])
 
 
+def test_pool_memory_goes_back(model) -> None:
+    llm = LLM(model, threads=1)
+    pool = llm.runner.pool
+
+    def resident() -> int:
+        with open("/proc/self/smaps") as f:
+            inside = False
+            total = 0
+            for line in f:
+                first = line.split(" ", 1)[0]
+                if "-" in first and not first.endswith(":"):
+                    begin, end = (int(x, 16) for x in first.split("-"))
+                    inside = begin < pool.address + pool.bytes and pool.address < end
+                elif inside and line.startswith("Rss:"):
+                    total += int(line.split()[1]) * 1024
+        return total
+
+    stream = llm.stream([1] * 400, SamplingParams(temperature=0, max_tokens=50, ignore_eos=True))
+    next(stream)
+    used = resident()
+    assert used >= llm.runner.blocks.used_bytes() * 0.9
+    stream.close()
+    assert resident() < used - pool.bytes * 0.5 or resident() < used * 0.2
+
+
 @pytest.mark.parametrize("prompt", ["", [], [VOCAB], [-1], ["a"], {"text": "a"}])
 def test_bad_prompts(llm, prompt) -> None:
     bad = [prompt] if not isinstance(prompt, str) else prompt
