@@ -234,7 +234,7 @@ def test_pool_memory_goes_back(model) -> None:
     used = resident()
     assert used >= llm.runner.blocks.used_bytes() * 0.9
     stream.close()
-    assert resident() < used - pool.bytes * 0.5 or resident() < used * 0.2
+    assert resident() < used * 0.2
 
 
 @pytest.mark.parametrize("prompt", ["", [], [VOCAB], [-1], ["a"], {"text": "a"}])
