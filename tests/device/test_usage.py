@@ -8,7 +8,6 @@ from pathlib import Path
 
 from edge_infer.device.usage import own_memory
 
-
 PROGRAM = """
 from edge_infer.device.usage import own_memory
 before = own_memory()
