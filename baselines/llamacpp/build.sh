@@ -30,13 +30,27 @@ newest_clang() {
   fi
 }
 
+# The first argument whose packages can be installed, where this is root on a Debian-like system.
+install_one_of() {
+  [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null || return 1
+  apt-get update -qq
+  local packages
+  for packages in "$@"; do
+    # shellcheck disable=SC2086  # several packages in one word
+    if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq $packages; then return 0; fi
+  done
+  return 1
+}
+
+has_openmp() {
+  echo 'int main() { return 0; }' | "$CXX" -x c++ -fopenmp -o /dev/null - 2>/dev/null
+}
+
 if [ -z "${CC:-}" ]; then
   CC=$(newest_clang)
-  if [ -z "$CC" ] && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
-    apt-get update -qq
-    for v in 19 18 17 16; do
-      if DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "clang-$v" libomp-"$v"-dev; then break; fi
-    done
+  if [ -z "$CC" ]; then
+    install_one_of "clang-19 libomp-19-dev" "clang-18 libomp-18-dev" "clang-17 libomp-17-dev" \
+      "clang-16 libomp-16-dev" || true
     CC=$(newest_clang)
   fi
   if [ -z "$CC" ]; then
@@ -45,6 +59,14 @@ if [ -z "${CC:-}" ]; then
   fi
 fi
 CXX=${CXX:-${CC/clang/clang++}}
+major=$("$CXX" -dumpversion | cut -d. -f1)
+if ! has_openmp; then install_one_of "libomp-$major-dev" || true; fi
+openmp=ON
+if ! has_openmp; then
+  openmp=OFF
+  echo "build.sh: clang $major has no OpenMP here (Debian: libomp-$major-dev); ggml's own threads it is," >&2
+  echo "which lose speed when anything else runs." >&2
+fi
 
 for tool in cmake ninja; do
   command -v "$tool" >/dev/null || {
@@ -72,7 +94,7 @@ commit=$(cut -c1-9 "$source/.git/modules/vendor/llama.cpp/HEAD")
 
 # GGML_NATIVE: every instruction set of this CPU, AMX included. Static: the tools can be copied.
 options=(
-  -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON
+  -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DGGML_OPENMP=$openmp
   -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
   -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
   -DLLAMA_BUILD_COMMIT="$commit"

@@ -86,7 +86,7 @@ def test_json_has_text_tokens_and_figures(fake) -> None:
 
 
 def test_prompt_comes_from_stdin(fake) -> None:
-    CliRunner().invoke(app, ["run", "m"], input="from a pipe")
+    CliRunner().invoke(app, ["run", "m"], input="from a pipe\n")
     assert fake.asked[0] == "from a pipe"
 
 
@@ -110,7 +110,8 @@ def test_interrupt_cancels_the_request_and_exits_130(fake, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--system", "x"], ["--temperature", "-1"], ["--top-p", "2"]]
+    "arguments",
+    [["--system", "x"], ["--chat-template", "gemma"], ["--temperature", "-1"], ["--top-p", "2"]],
 )
 def test_senseless_parameters(fake, arguments: list[str]) -> None:
     result = CliRunner().invoke(app, ["run", "m", "-p", "x", *arguments])

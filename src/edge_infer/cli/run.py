@@ -32,6 +32,9 @@ def run(
         bool, typer.Option("--chat", help="Use the chat template; without -p, talk in turns.")
     ] = False,
     system: Annotated[str | None, typer.Option(help="System message, with --chat.")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="A file or a built-in name, with --chat.")
+    ] = None,
     max_tokens: Annotated[
         int, typer.Option(min=1, help="Stop after so many, at the latest.")
     ] = 512,
@@ -50,11 +53,12 @@ def run(
     """Generate text."""
     from edge_infer import LLM, SamplingParams
 
-    if system is not None and not chat:
-        raise ConfigError("--system is part of a chat.", remedy="Add --chat.")
+    for option, value in (("--system", system), ("--chat-template", chat_template)):
+        if value is not None and not chat:
+            raise ConfigError(f"{option} is part of a chat.", remedy="Add --chat.")
     talking = chat and prompt is None and sys.stdin.isatty() and not as_json
     if prompt is None and not talking:
-        prompt = sys.stdin.read()
+        prompt = sys.stdin.read().removesuffix("\n")  # what ends a piped line, not a text
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
@@ -65,7 +69,13 @@ def run(
         max_tokens=max_tokens,
     )
     clock = Stopwatch()
-    llm = LLM(model, max_model_len=max_model_len, threads=threads, weights=weights)
+    llm = LLM(
+        model,
+        max_model_len=max_model_len,
+        threads=threads,
+        weights=weights,
+        chat_template=chat_template,
+    )
     load_seconds = clock.seconds
     if not quiet and not as_json:
         print_room(llm)
