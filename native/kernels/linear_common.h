@@ -34,6 +34,16 @@ inline Block block_of(const Matrix& w, int b) {
                           : 0};
 }
 
+constexpr int64_t kPrefetchBytes = 4096;
+
+// How far ahead of `offset` in a block's codes to prefetch when `blocks` blocks are read side by
+// side: behind the end of the block its stream goes on `blocks` blocks further.
+inline int64_t prefetch_distance(const Block& block, int64_t offset, int blocks) {
+  return offset + kPrefetchBytes < block.code_stride
+             ? kPrefetchBytes
+             : kPrefetchBytes + (blocks - 1) * block.code_stride;
+}
+
 // y[0..count) = acc (+ bias) (+ y), in this order.
 inline void store_channels(const float* acc, int count, const float* bias, bool accumulate,
                            float* y) {

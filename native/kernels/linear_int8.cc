@@ -54,7 +54,7 @@ void linear_packed(const Matrix& w, const QuantRows& x, int block_begin, int blo
                    int64_t y_stride, const Epilogue& e) {
   for (int b = block_begin; b < block_end;) {
     const int first = b * kBlockN;
-    const int blocks = x.rows > 1 && b + kTileBlocks <= block_end ? kTileBlocks : 1;
+    const int blocks = b + kTileBlocks <= block_end ? kTileBlocks : 1;
     const int channels = w.n - first < blocks * kBlockN ? w.n - first : blocks * kBlockN;
     if (channels <= 0) return;
     const Output o{y + first, y_stride, channels, e.bias ? e.bias + first : nullptr, e.accumulate};

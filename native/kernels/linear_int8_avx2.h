@@ -8,8 +8,7 @@ namespace ei::EI_NS {
 namespace {
 
 constexpr int kTileRows = 6;
-constexpr int kTileBlocks = 1;
-constexpr int64_t kPrefetchBytes = 2048;
+constexpr int kTileBlocks = 2;
 
 inline __m256i broadcast4(const int8_t* p) {
   int32_t v;
@@ -100,50 +99,53 @@ inline __m256 load_half8(const uint16_t* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
 
-// Channels [8*half, 8*half + 8*H) of the block against R rows; see dot_tile of the scalar level.
-template <int R, int H, int kBits, bool kMin>
-inline void dot_halves(const Block& block, int half, const int8_t* codes, int64_t k_stride,
+// H halves of blocks side by side (8 channels each, from half `first` on, two to a block) against R
+// rows; see dot_tile of the scalar level.
+template <int R, int H, int B, int kBits, bool kMin>
+inline void dot_halves(const Block& block, int first, const int8_t* codes, int64_t k_stride,
                        const float* scales, const int32_t* sums, int64_t g_stride,
-                       float (*acc)[kBlockN]) {
+                       float (*acc)[B * kBlockN]) {
   __m256 v[H][R];
   for (int h = 0; h < H; ++h)
     for (int i = 0; i < R; ++i) v[h][i] = _mm256_setzero_ps();
-  const uint8_t* line = block.codes + 32 * half;
   for (int g = 0; g < block.groups; ++g) {
-    const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN + 8 * half;
-    for (int s = 0; s < kBits; ++s)
-      _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes + 64 * s, _MM_HINT_T0);
+    const int64_t offset = static_cast<int64_t>(g) * (kActGroup * kBits * 2);
+    const int64_t ahead = prefetch_distance(block, offset, B);
+#pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
+      const int b = (first + h) / 2, half = (first + h) % 2;
+      const uint8_t* line = block.codes + b * block.code_stride + offset;
+      if (half == 0 || H == 1)
+        for (int s = 0; s < kBits; ++s)
+          _mm_prefetch(reinterpret_cast<const char*>(line) + ahead + 64 * s, _MM_HINT_T0);
       __m256i dot[R];
-      group_dots<R, kBits, kMin>(line + 32 * h, codes + g * kActGroup, k_stride, sums + g, g_stride,
-                                 dot);
-      const __m256 s_w = load_half8(block.scales + at + 8 * h);
+      group_dots<R, kBits, kMin>(line + 32 * half, codes + g * kActGroup, k_stride, sums + g,
+                                 g_stride, dot);
+      const int64_t at =
+          b * block.scale_stride + static_cast<int64_t>(g >> block.shift) * kBlockN + 8 * half;
+      const __m256 s_w = load_half8(block.scales + at);
       for (int i = 0; i < R; ++i) {
         const __m256 s_a = _mm256_set1_ps(scales[i * g_stride + g]);
         v[h][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[i]), _mm256_mul_ps(s_w, s_a), v[h][i]);
         if (kMin) {
           const float sum = static_cast<float>(sums[i * g_stride + g]);
-          v[h][i] = _mm256_fmadd_ps(load_half8(block.minimums + at + 8 * h),
+          v[h][i] = _mm256_fmadd_ps(load_half8(block.minimums + at),
                                     _mm256_set1_ps(scales[i * g_stride + g] * sum), v[h][i]);
         }
       }
     }
-    line += kActGroup * kBits * 2;
   }
   for (int h = 0; h < H; ++h)
-    for (int i = 0; i < R; ++i) _mm256_storeu_ps(acc[i] + 8 * (half + h), v[h][i]);
+    for (int i = 0; i < R; ++i) _mm256_storeu_ps(acc[i] + 8 * (first + h), v[h][i]);
 }
 
 template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
               const int32_t* sums, int64_t g_stride, float (*acc)[B * kBlockN]) {
-  static_assert(B == 1);
-  if constexpr (R <= 2) {
-    dot_halves<R, 2, kBits, kMin>(block, 0, codes, k_stride, scales, sums, g_stride, acc);
-  } else {  // sixteen registers hold one half of the block
-    dot_halves<R, 1, kBits, kMin>(block, 0, codes, k_stride, scales, sums, g_stride, acc);
-    dot_halves<R, 1, kBits, kMin>(block, 1, codes, k_stride, scales, sums, g_stride, acc);
-  }
+  // as many halves at once as sixteen registers hold; the others find the codes in the cache
+  constexpr int H = R == 1 ? 2 * B : R == 2 ? 2 : 1;
+  for (int first = 0; first < 2 * B; first += H)
+    dot_halves<R, H, B, kBits, kMin>(block, first, codes, k_stride, scales, sums, g_stride, acc);
 }
 
 inline uint32_t max_abs_bits(const float* x) {

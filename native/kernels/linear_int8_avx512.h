@@ -8,8 +8,7 @@ namespace ei::EI_NS {
 namespace {
 
 constexpr int kTileRows = 6;
-constexpr int kTileBlocks = 2;  // of many rows; one row streams one block
-constexpr int64_t kPrefetchBytes = 2048;
+constexpr int kTileBlocks = 2;
 
 inline __m512i broadcast4(const int8_t* p) {
   int32_t v;
@@ -48,6 +47,7 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
   const uint8_t* line = block.codes;
   for (int g = 0; g < block.groups; ++g) {
     const int8_t* a = codes + g * kActGroup;
+    const int64_t ahead = prefetch_distance(block, line - block.codes, B);
     __m512i dot[B][R];
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
@@ -63,7 +63,7 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
         const uint8_t* p = line + b * block.code_stride;
-        _mm_prefetch(reinterpret_cast<const char*>(p) + kPrefetchBytes, _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(p) + ahead, _MM_HINT_T0);
         w[b] = _mm512_loadu_si512(p);
         w[b] = kBits == 4 ? _mm512_and_si512(w[b], low) : _mm512_xor_si512(w[b], flip);
       }
