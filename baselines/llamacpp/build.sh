@@ -104,7 +104,10 @@ cmake -G Ninja -S "$source/vendor/llama.cpp" -B "$build/cmake" \
 cmake --build "$build/cmake" -j "$jobs" --target "${TARGETS[@]}"
 
 mkdir -p "$build/bin"
-for target in "${TARGETS[@]}"; do cp "$build/cmake/bin/$target" "$build/bin/"; done
+for target in "${TARGETS[@]}"; do
+  # A program that is running cannot be written over, but it can be replaced.
+  cp --remove-destination "$build/cmake/bin/$target" "$build/bin/"
+done
 # What was built, for the provenance of every comparison.
 cat > "$build/bin/build.json" <<JSON
 {"peer": "llama.cpp", "source": "llama-cpp-python==$VERSION", "sha256": "$SHA256", "commit": "$commit",

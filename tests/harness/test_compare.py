@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
@@ -119,7 +120,9 @@ def test_build_description_is_read_from_beside_the_program(fake_bench: Path) -> 
         "sha256": "0",
     }
     (fake_bench.parent / "build.json").write_text(json.dumps(document))
-    assert llamacpp.llama_build(fake_bench).commit == "abc"
+    build = llamacpp.llama_build(fake_bench)
+    assert build.commit == "abc"
+    assert build.details["program_sha256"] == hashlib.sha256(fake_bench.read_bytes()).hexdigest()
 
 
 def test_missing_program_says_how_to_build_it(tmp_path: Path, monkeypatch) -> None:

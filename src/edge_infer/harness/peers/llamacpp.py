@@ -12,6 +12,7 @@ from typing import Any
 
 from edge_infer.errors import ConfigError, ExecutionError, UnsupportedError
 from edge_infer.harness.processes import run_program
+from edge_infer.harness.provenance import sha256
 from edge_infer.harness.schema import EngineBuild, MemoryReport, Scalar
 
 VARIABLE = "EDGE_INFER_LLAMA_BENCH"
@@ -95,6 +96,7 @@ def run_llama_bench(
 
 def llama_build(program: Path) -> EngineBuild:
     """What build.sh wrote beside the program, or the little that can be said without it."""
+    digest = sha256(program)
     try:
         document = json.loads((program.parent / "build.json").read_text())
         return EngineBuild(
@@ -103,7 +105,7 @@ def llama_build(program: Path) -> EngineBuild:
             commit=str(document["commit"]),
             compiler=str(document["compiler"]),
             flags=str(document["options"]),
-            details={"sha256": str(document["sha256"])},
+            details={"source_sha256": str(document["sha256"]), "program_sha256": digest},
         )
     except (OSError, ValueError, KeyError):
-        return EngineBuild(name="llama.cpp", version="unknown")
+        return EngineBuild(name="llama.cpp", version="unknown", details={"program_sha256": digest})
