@@ -11,7 +11,7 @@ from tokenizer_samples import bpe_fields, spm_fields
 
 from edge_infer.checkpoint import tokenizer_gguf
 from edge_infer.engine.tokenizer import Tokenizer
-from edge_infer.errors import CheckpointError, UnsupportedError
+from edge_infer.errors import CheckpointError, ConfigError, UnsupportedError
 
 SAMPLES = {"spm": spm_fields, "bpe": bpe_fields}
 
@@ -35,7 +35,7 @@ def test_decode_gives_the_text_back(tokenizer, text):
 @pytest.mark.parametrize("text", ["hello world", "é😀日本 a", "a <tool> b"])
 def test_decode_agrees_with_the_library(tokenizer, text):
     ids = tokenizer.encode(text)
-    backend = tokenizer._backend()
+    backend = tokenizer.backend._library
     for skip in (True, False):
         assert tokenizer.decode(ids, skip) == backend.decode(ids, skip_special_tokens=skip)
 
@@ -136,3 +136,9 @@ def test_unknown_decoder_is_refused(folder):
     path.write_text(json.dumps(data))
     with pytest.raises(UnsupportedError, match="WordPiece"):
         Tokenizer.from_folder(folder).decode([3])
+
+
+@pytest.mark.parametrize("parse_special", [True, False])
+def test_lone_surrogates_are_refused(tokenizer, parse_special):
+    with pytest.raises(ConfigError, match="surrogate"):
+        tokenizer.encode("a\ud800b", parse_special=parse_special)

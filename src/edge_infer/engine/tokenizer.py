@@ -2,9 +2,11 @@
 
 Encoding is the ``tokenizers`` library, imported and loaded at first use (or by :meth:`preload`, in
 a thread beside the loading of the weights), since it costs more time and memory than anything else
-that the engine imports. Decoding works on bytes: every token is a fixed run of bytes, so text can
-be streamed token by token and one definition of it holds everywhere (invalid UTF-8 becomes U+FFFD,
-one for each maximal invalid part).
+that the engine imports (docs/edge/dependencies.md has the numbers).
+
+Decoding works on bytes: every token is a fixed run of bytes, so text can be streamed token by token
+and one definition of it holds everywhere (invalid UTF-8 becomes U+FFFD, one for each maximal
+invalid part).
 """
 
 from __future__ import annotations
@@ -15,25 +17,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_infer.errors import CheckpointError, UnsupportedError
+from edge_infer.errors import CheckpointError, ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
-    import tokenizers
+    from edge_infer.engine.library_tokenizer import LibraryBackend
 
-_SPACE = "\u2581"
 MAX_FILE_BYTES = 512 << 20
-
-
-def _byte_of_char() -> dict[str, int]:
-    """GPT-2's map of bytes to printable characters, the other way round.
-
-    Bytes that print as themselves in Latin-1 are themselves; the rest follow from U+0100.
-    """
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    rest = [b for b in range(256) if b not in set(printable)]
-    table = {chr(b): b for b in printable}
-    table.update({chr(0x100 + i): b for i, b in enumerate(rest)})
-    return table
 
 
 class Tokenizer:
@@ -50,8 +39,7 @@ class Tokenizer:
         self._config = config
         self._generation_config = generation_config
         self._lock = threading.Lock()
-        self._loaded: tokenizers.Tokenizer | None = None
-        self._bytes: _TokenBytes | None = None
+        self._loaded: LibraryBackend | None = None
         #: Chat templates by name; most folders have one, ``default``.
         self.chat_templates = chat_templates
 
@@ -88,7 +76,7 @@ class Tokenizer:
 
         def load() -> None:
             try:
-                self._backend()
+                _ = self.backend
             except (CheckpointError, UnsupportedError):
                 return
 
@@ -104,15 +92,13 @@ class Tokenizer:
         ``add_special_tokens``: the BOS and EOS tokens that the model's policy asks for.
         ``parse_special``: the text of a control token becomes that token; with False, plain text.
         """
-        backend = self._backend()
-        if parse_special:
-            return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
-        with self._lock:  # a mode of the shared object
-            backend.encode_special_tokens = True
-            try:
-                return list(backend.encode(text, add_special_tokens=add_special_tokens).ids)
-            finally:
-                backend.encode_special_tokens = False
+        try:
+            return self.backend.encode(text, add_special_tokens, parse_special)
+        except UnicodeEncodeError as e:
+            raise ConfigError(
+                f"the text is not valid Unicode: it has a lone surrogate at character {e.start}.",
+                remedy="Decode the input with errors='replace'.",
+            ) from e
 
     def decode(
         self,
@@ -126,30 +112,32 @@ class Tokenizer:
         ``strip_leading_space``: drop the space that SentencePiece models with a dummy prefix put
         before the first word; set it to False for a continuation of earlier text.
         """
-        table = self._table()
-        data = b"".join(table.bytes_of(i, skip_special_tokens) for i in ids)
-        if strip_leading_space and table.dummy_prefix and data.startswith(b" "):
+        data = b"".join(self.token_bytes(i, skip_special_tokens) for i in ids)
+        if strip_leading_space and self.dummy_prefix and data.startswith(b" "):
             data = data[1:]
         return data.decode("utf-8", errors="replace")
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = True) -> bytes:
         """The bytes that the token adds to the text; empty for special tokens that are skipped."""
-        return self._table().bytes_of(token_id, skip_special_tokens)
+        backend = self.backend
+        if skip_special_tokens and token_id in backend.special_ids:
+            return b""
+        return backend.bytes_of(token_id)
 
     @property
     def dummy_prefix(self) -> bool:
         """Whether decoded text begins with a space that the original text did not have."""
-        return self._table().dummy_prefix
+        return self.backend.dummy_prefix
 
     @property
     def vocab_size(self) -> int:
         """Tokens that have a text: the largest id plus one. The model's head may have more rows."""
-        return len(self._table())
+        return self.backend.size
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Tokens that are no text: left out by ``skip_special_tokens``."""
-        return self._table().special_ids
+        return self.backend.special_ids
 
     @property
     def bos_token_id(self) -> int | None:
@@ -192,94 +180,17 @@ class Tokenizer:
 
     def token_to_id(self, token: str) -> int | None:
         """Id of the token with this text in ``tokenizer.json``'s own spelling, or None."""
-        result = self._backend().token_to_id(token)
-        return int(result) if result is not None else None
+        return self.backend.token_to_id(token)
 
-    def _backend(self) -> tokenizers.Tokenizer:
+    @property
+    def backend(self) -> LibraryBackend:
+        """The library's object, loaded when it is first asked for."""
         with self._lock:
             if self._loaded is None:
-                import tokenizers
+                from edge_infer.engine.library_tokenizer import LibraryBackend
 
-                path = self.path / "tokenizer.json"
-                try:
-                    loaded = tokenizers.Tokenizer.from_file(str(path))
-                except Exception as e:  # the library raises plain Exception
-                    raise CheckpointError(
-                        f"{path} cannot be read as a tokenizer: {e}.",
-                        remedy="Fetch the model's tokenizer.json again.",
-                    ) from e
-                loaded.no_truncation()
-                loaded.no_padding()
-                self._loaded = loaded
+                self._loaded = LibraryBackend(self.path / "tokenizer.json")
             return self._loaded
-
-    def _table(self) -> _TokenBytes:
-        if self._bytes is None:
-            self._bytes = _TokenBytes(self._backend())
-        return self._bytes
-
-
-class _TokenBytes:
-    """Bytes by token id, made when a token is first asked for."""
-
-    def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self._backend = backend
-        added = backend.get_added_tokens_decoder()
-        self._added = {i: t.content for i, t in added.items()}
-        self.special_ids = frozenset(i for i, t in added.items() if t.special)
-        self._size = max(backend.get_vocab_size(), max(added, default=-1) + 1)
-        self._cache: dict[int, bytes] = {}
-        self._byte_level, self.dummy_prefix = _decoder_kind(backend)
-        self._byte_of_char = _byte_of_char() if self._byte_level else {}
-
-    def __len__(self) -> int:
-        return self._size
-
-    def bytes_of(self, token_id: int, skip_special: bool) -> bytes:
-        if skip_special and token_id in self.special_ids:
-            return b""
-        data = self._cache.get(token_id)
-        if data is None:
-            data = self._cache[token_id] = self._make(token_id)
-        return data
-
-    def _make(self, token_id: int) -> bytes:
-        if token_id in self._added:
-            return self._added[token_id].encode()
-        if token_id < 0:
-            return b""
-        piece = self._backend.id_to_token(token_id)
-        if piece is None:
-            return b""
-        if self._byte_level:
-            try:
-                return bytes(self._byte_of_char[c] for c in piece)
-            except KeyError:  # not in the alphabet of bytes: the piece is its own text
-                return piece.encode()
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):
-            try:
-                return bytes([int(piece[3:5], 16)])
-            except ValueError:
-                pass
-        return piece.replace(_SPACE, " ").encode()
-
-
-def _decoder_kind(backend: tokenizers.Tokenizer) -> tuple[bool, bool]:
-    """(byte-level, dummy prefix) of tokenizer.json's decoder."""
-    decoder = backend.decoder
-    state = json.loads(decoder.__getstate__()) if decoder is not None else {}
-    steps = state.get("decoders", [state]) if state else []
-    kinds = [step.get("type") for step in steps]
-    if kinds == ["ByteLevel"]:
-        return True, False
-    if kinds == ["Metaspace"]:
-        return False, steps[0].get("prepend_scheme", "always") != "never"
-    if kinds and set(kinds) <= {"Replace", "ByteFallback", "Fuse", "Strip"}:
-        return False, any(s["type"] == "Strip" and s.get("start", 0) > 0 for s in steps)
-    raise UnsupportedError(
-        f"tokenizer.json has the decoder {' + '.join(map(str, kinds)) or 'none'}; supported are"
-        " ByteLevel, Metaspace and SentencePiece's Replace + ByteFallback + Fuse + Strip."
-    )
 
 
 def _token_text(value: Any) -> str | None:
