@@ -57,107 +57,141 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
 // Heads whose accumulators, two vectors each, fit the registers together with two vectors of keys.
 constexpr int kHeadChunk = EI_LEVEL >= 3 ? 8 : 4;
 
+// Few heads leave few chains of dependent sums: those take several sums over interleaved dims, and
+// more vectors of values at a time.
+template <int G>
+constexpr int kChains = G == 1   ? 4
+                        : G <= 3 ? 2
+                                 : 1;
+
+struct BlockPointers {
+  const uint16_t *keys, *values;            // of the block at hand
+  const uint16_t *next_keys, *next_values;  // of the next one, which only software can foresee
+};
+
+inline void prefetch(const uint16_t* p) {
+  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
+}
+
+// p[g][t] = q[g] . keys[.][t]
+template <KvType T, int G>
+inline void dot_keys(const BlockPointers& b, int dim, const float* q, float (*p)[kKvBlock]) {
+  constexpr int kParts = kKvBlock / (2 * kW);
+  constexpr int U = kChains<G>;
+  for (int part = 0; part < kParts; ++part) {
+    const uint16_t* keys = b.keys + part * 2 * kW;
+    VF s[U][G][2];
+    for (int u = 0; u < U; ++u)
+      for (int g = 0; g < G; ++g) s[u][g][0] = s[u][g][1] = vset(0.0f);
+    int d = 0;
+    for (; d + U <= dim; d += U)
+      for (int u = 0; u < U; ++u) {
+        const VF k0 = vload_kv<T>(keys + (d + u) * kKvBlock);
+        const VF k1 = vload_kv<T>(keys + (d + u) * kKvBlock + kW);
+        if (kParts == 1 || (d + u) % kParts == part) prefetch(b.next_keys + (d + u) * kKvBlock);
+        for (int g = 0; g < G; ++g) {
+          const VF x = vset(q[g * dim + d + u]);
+          s[u][g][0] = vfma(x, k0, s[u][g][0]);
+          s[u][g][1] = vfma(x, k1, s[u][g][1]);
+        }
+      }
+    for (; d < dim; ++d)
+      for (int g = 0; g < G; ++g) {
+        const VF x = vset(q[g * dim + d]);
+        s[0][g][0] = vfma(x, vload_kv<T>(keys + d * kKvBlock), s[0][g][0]);
+        s[0][g][1] = vfma(x, vload_kv<T>(keys + d * kKvBlock + kW), s[0][g][1]);
+      }
+    for (int half = U / 2; half > 0; half /= 2)
+      for (int u = 0; u < half; ++u)
+        for (int g = 0; g < G; ++g)
+          for (int j = 0; j < 2; ++j) s[u][g][j] = s[u][g][j] + s[u + half][g][j];
+    for (int g = 0; g < G; ++g)
+      for (int j = 0; j < 2; ++j) vstore(p[g] + (part * 2 + j) * kW, s[0][g][j]);
+  }
+}
+
 // acc[g][d..] = acc[g][d..]*keep[g] + weights of G heads over tokens [lo, hi), NV vectors of dims.
 template <KvType T, int G, int NV>
-inline void add_values(const uint16_t* values, int dim, int lo, int hi, const float (*p)[kKvBlock],
-                       const float* keep, float* acc) {
+inline void add_values(const BlockPointers& b, int dim, int d, int lo, int hi,
+                       const float (*p)[kKvBlock], const float* keep, float* acc) {
   VF sum[G][NV];
   for (int g = 0; g < G; ++g)
     for (int j = 0; j < NV; ++j)
-      sum[g][j] = vload(acc + static_cast<int64_t>(g) * dim + j * kW) * vset(keep[g]);
-  const uint16_t* v = values + static_cast<int64_t>(lo) * dim;
-  for (int t = lo; t < hi; ++t, v += dim) {
+      sum[g][j] = vload(acc + static_cast<int64_t>(g) * dim + d + j * kW) * vset(keep[g]);
+  const int64_t first = static_cast<int64_t>(lo) * dim + d;
+  const uint16_t *v = b.values + first, *next = b.next_values + first;
+  for (int t = lo; t < hi; ++t, v += dim, next += dim) {
     VF x[NV];
     for (int j = 0; j < NV; ++j) x[j] = vload_kv<T>(v + j * kW);
+    for (int j = 0; j < NV * kW; j += 32) prefetch(next + j);
     for (int g = 0; g < G; ++g) {
       const VF w = vset(p[g][t]);
       for (int j = 0; j < NV; ++j) sum[g][j] = vfma(w, x[j], sum[g][j]);
     }
   }
   for (int g = 0; g < G; ++g)
-    for (int j = 0; j < NV; ++j) vstore(acc + static_cast<int64_t>(g) * dim + j * kW, sum[g][j]);
+    for (int j = 0; j < NV; ++j)
+      vstore(acc + static_cast<int64_t>(g) * dim + d + j * kW, sum[g][j]);
 }
 
 template <KvType T, int G>
-inline void add_values_tail(const uint16_t* values, int dim, int n, int lo, int hi,
+inline void add_values_tail(const uint16_t* values, int dim, int d, int lo, int hi,
                             const float (*p)[kKvBlock], const float* keep, float* acc) {
+  const int n = dim - d;
   for (int g = 0; g < G; ++g) {
-    float* at = acc + static_cast<int64_t>(g) * dim;
+    float* at = acc + static_cast<int64_t>(g) * dim + d;
     VF sum = vload_n(at, n) * vset(keep[g]);
     for (int t = lo; t < hi; ++t)
-      sum = vfma(vset(p[g][t]), vload_kv_n<T>(values + static_cast<int64_t>(t) * dim, n), sum);
+      sum = vfma(vset(p[g][t]), vload_kv_n<T>(values + static_cast<int64_t>(t) * dim + d, n), sum);
     vstore_n(at, sum, n);
   }
 }
 
 template <KvType T, int G>
-void split_block(const AttentionArgs& a, int32_t block, int32_t next, const float* q, int lo,
-                 int hi, float* m, float* l, float* acc) {
+void split_block(const AttentionArgs& a, const BlockPointers& b, const float* q, int lo, int hi,
+                 float* m, float* l, float* acc) {
   const int dim = a.kv->head_dim;
-  const uint16_t* keys = block_keys(*a.kv, block, a.kv_head);
-  const uint16_t* values = block_values(*a.kv, block, a.kv_head);
-  const char* next_keys = reinterpret_cast<const char*>(block_keys(*a.kv, next, a.kv_head));
-  const char* next_values = reinterpret_cast<const char*>(block_values(*a.kv, next, a.kv_head));
   float p[G][kKvBlock];
-  for (int part = 0; part < kKvBlock; part += 2 * kW) {
-    VF s[G][2];
-    for (int g = 0; g < G; ++g) s[g][0] = s[g][1] = vset(0.0f);
-    for (int d = 0; d < dim; ++d) {
-      const VF k0 = vload_kv<T>(keys + d * kKvBlock + part);
-      const VF k1 = vload_kv<T>(keys + d * kKvBlock + part + kW);
-      if (part == 0) {  // the next block is elsewhere: the hardware cannot foresee it
-        _mm_prefetch(next_keys + d * 64, _MM_HINT_T0);
-        _mm_prefetch(next_values + d * 64, _MM_HINT_T0);
-      }
-      for (int g = 0; g < G; ++g) {
-        const VF x = vset(q[g * dim + d]);
-        s[g][0] = vfma(x, k0, s[g][0]);
-        s[g][1] = vfma(x, k1, s[g][1]);
-      }
-    }
-    for (int g = 0; g < G; ++g) {
-      vstore(p[g] + part, s[g][0]);
-      vstore(p[g] + part + kW, s[g][1]);
-    }
-  }
-  float keep[G];
+  dot_keys<T, G>(b, dim, q, p);
+  float base[G], keep[kHeadChunk] = {};
   for (int g = 0; g < G; ++g) {
     const float top = vreduce_max(finish_scores(p[g], a.scale, a.softcap, lo, hi));
     const float max = top > m[g] ? top : m[g];
-    const float base = softmax_base(max);
-    const float sum = fold8(weigh_scores(p[g], base));
-    keep[g] = vfirst(vexp(vset(m[g] - base)));
-    l[g] = l[g] * keep[g] + sum;
+    base[g] = softmax_base(max);
+    keep[g] = m[g] - base[g];
     m[g] = max;
   }
+  static_assert(kHeadChunk <= kW, "one vector holds what the heads keep");
+  vstore_n(keep, vexp(vload_n(keep, kHeadChunk)), kHeadChunk);
+  for (int g = 0; g < G; ++g) l[g] = l[g] * keep[g] + fold8(weigh_scores(p[g], base[g]));
+  constexpr int NV = 2 * kChains<G>;
   int d = 0;
-  for (; d + 2 * kW <= dim; d += 2 * kW)
-    add_values<T, G, 2>(values + d, dim, lo, hi, p, keep, acc + d);
-  for (; d + kW <= dim; d += kW) add_values<T, G, 1>(values + d, dim, lo, hi, p, keep, acc + d);
-  if (d < dim) add_values_tail<T, G>(values + d, dim, dim - d, lo, hi, p, keep, acc + d);
+  for (; d + NV * kW <= dim; d += NV * kW) add_values<T, G, NV>(b, dim, d, lo, hi, p, keep, acc);
+  for (; d + kW <= dim; d += kW) add_values<T, G, 1>(b, dim, d, lo, hi, p, keep, acc);
+  if (d < dim) add_values_tail<T, G>(b.values, dim, d, lo, hi, p, keep, acc);
 }
 
 template <KvType T>
-void split_heads(const AttentionArgs& a, int heads, int32_t block, int32_t next, const float* q,
-                 int lo, int hi, float* m, float* l, float* acc) {
+void split_heads(const AttentionArgs& a, const BlockPointers& b, int heads, const float* q, int lo,
+                 int hi, float* m, float* l, float* acc) {
   switch (heads) {
     case 1:
-      return split_block<T, 1>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 1>(a, b, q, lo, hi, m, l, acc);
     case 2:
-      return split_block<T, 2>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 2>(a, b, q, lo, hi, m, l, acc);
     case 3:
-      return split_block<T, 3>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 3>(a, b, q, lo, hi, m, l, acc);
     case 4:
-      return split_block<T, 4>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 4>(a, b, q, lo, hi, m, l, acc);
 #if EI_LEVEL >= 3
     case 5:
-      return split_block<T, 5>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 5>(a, b, q, lo, hi, m, l, acc);
     case 6:
-      return split_block<T, 6>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 6>(a, b, q, lo, hi, m, l, acc);
     case 7:
-      return split_block<T, 7>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 7>(a, b, q, lo, hi, m, l, acc);
     case 8:
-      return split_block<T, 8>(a, block, next, q, lo, hi, m, l, acc);
+      return split_block<T, 8>(a, b, q, lo, hi, m, l, acc);
 #endif
   }
 }
@@ -175,11 +209,14 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
     const int index = t / kKvBlock;
     const int start = index * kKvBlock;
     const int hi = end - start < kKvBlock ? end - start : kKvBlock;
+    const int32_t block = a.blocks[index];
     const int32_t next = a.blocks[start + kKvBlock < end ? index + 1 : index];
+    const BlockPointers b{block_keys(*a.kv, block, a.kv_head),
+                          block_values(*a.kv, block, a.kv_head), block_keys(*a.kv, next, a.kv_head),
+                          block_values(*a.kv, next, a.kv_head)};
     for (int g = 0; g < a.group_heads; g += kHeadChunk) {
       const int heads = a.group_heads - g < kHeadChunk ? a.group_heads - g : kHeadChunk;
-      split_heads<T>(a, heads, a.blocks[index], next, q + g * dim, t - start, hi, m + g, l + g,
-                     acc + g * dim);
+      split_heads<T>(a, b, heads, q + g * dim, t - start, hi, m + g, l + g, acc + g * dim);
     }
     t = start + hi;
   }
