@@ -67,6 +67,7 @@ std::map<std::string, KernelTable> build_tables() {
 
   t.name = "amx";
   amx::register_linear_bf16(t);
+  amx::register_attention(t);
   tables["amx"] = t;
   return tables;
 }

@@ -1,18 +1,14 @@
-// What decode and prefill share at the vector levels: one head's scores against one block of 32
-// tokens, turned into weights by the online softmax.
+// What the attention kernels share: where a block's keys and values are, and the softmax of one
+// vector of 32 scores.
 #pragma once
 #include "kernels/vecmath.h"
 
 namespace ei::EI_NS {
 namespace {
 
-constexpr int kScoreVectors = kKvBlock / kW;
-
-inline const uint16_t* block_base(const KvLayer& kv, int32_t block) {
-  return kv.base + static_cast<int64_t>(block) * kv.block_stride;
-}
 inline const uint16_t* block_keys(const KvLayer& kv, int32_t block, int kv_head) {
-  return block_base(kv, block) + static_cast<int64_t>(kv_head) * kv.head_dim * kKvBlock;
+  return kv.base + static_cast<int64_t>(block) * kv.block_stride +
+         static_cast<int64_t>(kv_head) * kv.head_dim * kKvBlock;
 }
 inline const uint16_t* block_values(const KvLayer& kv, int32_t block, int kv_head) {
   return block_keys(kv, block, kv.kv_heads + kv_head);
@@ -24,17 +20,20 @@ inline float softmax_base(float max) { return max == -INFINITY ? 0.0f : max; }
 
 #if EI_LEVEL >= 1
 
+constexpr int kScoreVectors = kKvBlock / kW;
+
 inline __m128 softmax_base4(__m128 max) {
   return _mm_andnot_ps(_mm_cmpeq_ps(max, _mm_set1_ps(-INFINITY)), max);
 }
 
-// Raw dot products of 32 tokens to final scores: scale, softcap, -inf outside [lo, hi). Returns the
-// largest score of each lane.
-inline VF finish_scores(float* s, float scale, float softcap, int lo, int hi) {
+// Softcap (0: none) with its result times `unit`, then -inf outside [lo, hi), over 32 scores in
+// place. Returns the largest of each lane.
+inline VF finish_scores(float* s, float softcap, float unit, int lo, int hi) {
   VF v[kScoreVectors];
-  for (int j = 0; j < kScoreVectors; ++j) v[j] = vload(s + j * kW) * vset(scale);
+  for (int j = 0; j < kScoreVectors; ++j) v[j] = vload(s + j * kW);
   if (softcap > 0.0f)
-    for (int j = 0; j < kScoreVectors; ++j) v[j] = vset(softcap) * vtanh(v[j] / vset(softcap));
+    for (int j = 0; j < kScoreVectors; ++j)
+      v[j] = vset(softcap * unit) * vtanh(v[j] / vset(softcap));
   if (lo > 0 || hi < kKvBlock)
     for (int j = 0; j < kScoreVectors; ++j)
       v[j] = vselect(vlanes_between(lo - j * kW, hi - j * kW), v[j], vset(-INFINITY));
@@ -44,13 +43,8 @@ inline VF finish_scores(float* s, float scale, float softcap, int lo, int hi) {
   return top;
 }
 
-// Scores to weights exp(s - base) in place. Returns their sum, folded to 8 lanes.
-inline __m256 weigh_scores(float* s, float base) {
-  VF e[kScoreVectors];
-  for (int j = 0; j < kScoreVectors; ++j) {
-    e[j] = vexp(vload(s + j * kW) - vset(base));
-    vstore(s + j * kW, e[j]);
-  }
+// The sum of kScoreVectors vectors, folded to 8 lanes; overwrites them.
+inline __m256 sum_to_8(VF* e) {
   for (int half = kScoreVectors / 2; half > 0; half /= 2)
     for (int j = 0; j < half; ++j) e[j] = e[j] + e[j + half];
   return half_sum(e[0]);

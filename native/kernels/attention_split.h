@@ -7,53 +7,6 @@
 namespace ei::EI_NS {
 namespace {
 
-#if EI_LEVEL == 0
-
-template <KvType T>
-void split(const AttentionArgs& a, const float* q, int begin, int end, float* m, float* l,
-           float* acc) {
-  const int dim = a.kv->head_dim;
-  for (int g = 0; g < a.group_heads; ++g) {
-    const float* qg = q + static_cast<int64_t>(g) * dim;
-    float* out = acc + static_cast<int64_t>(g) * dim;
-    float max = -INFINITY, sum = 0.0f;
-    for (int d = 0; d < dim; ++d) out[d] = 0.0f;
-    for (int t = begin; t < end;) {
-      const int block_start = t / kKvBlock * kKvBlock;
-      const int lo = t - block_start;
-      const int hi = end - block_start < kKvBlock ? end - block_start : kKvBlock;
-      const int32_t block = a.blocks[block_start / kKvBlock];
-      const uint16_t* keys = block_keys(*a.kv, block, a.kv_head);
-      const uint16_t* values = block_values(*a.kv, block, a.kv_head);
-      float s[kKvBlock] = {};
-      for (int d = 0; d < dim; ++d)
-        for (int i = 0; i < kKvBlock; ++i) s[i] += qg[d] * kv_to_float<T>(keys[d * kKvBlock + i]);
-      float top = max;
-      for (int i = lo; i < hi; ++i) {
-        s[i] *= a.scale;
-        if (a.softcap > 0.0f) s[i] = a.softcap * tanhf(s[i] / a.softcap);
-        top = s[i] > top ? s[i] : top;
-      }
-      const float base = softmax_base(top);
-      const float keep = expf(max - base);
-      sum *= keep;
-      for (int d = 0; d < dim; ++d) out[d] *= keep;
-      for (int i = lo; i < hi; ++i) {
-        const float w = expf(s[i] - base);
-        sum += w;
-        const uint16_t* v = values + static_cast<int64_t>(i) * dim;
-        for (int d = 0; d < dim; ++d) out[d] += w * kv_to_float<T>(v[d]);
-      }
-      max = top;
-      t = block_start + hi;
-    }
-    m[g] = max;
-    l[g] = sum;
-  }
-}
-
-#else
-
 // Heads whose accumulators, two vectors each, fit the registers together with two vectors of keys.
 constexpr int kHeadChunk = EI_LEVEL >= 3 ? 8 : 4;
 
@@ -73,9 +26,10 @@ inline void prefetch(const uint16_t* p) {
   _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
 }
 
-// p[g][t] = q[g] . keys[.][t]
+// p[g][t] = scale * q[g] . keys[.][t]
 template <KvType T, int G>
-inline void dot_keys(const BlockPointers& b, int dim, const float* q, float (*p)[kKvBlock]) {
+inline void dot_keys(const BlockPointers& b, int dim, const float* q, float scale,
+                     float (*p)[kKvBlock]) {
   constexpr int kParts = kKvBlock / (2 * kW);
   constexpr int U = kChains<G>;
   for (int part = 0; part < kParts; ++part) {
@@ -106,7 +60,7 @@ inline void dot_keys(const BlockPointers& b, int dim, const float* q, float (*p)
         for (int g = 0; g < G; ++g)
           for (int j = 0; j < 2; ++j) s[u][g][j] = s[u][g][j] + s[u + half][g][j];
     for (int g = 0; g < G; ++g)
-      for (int j = 0; j < 2; ++j) vstore(p[g] + (part * 2 + j) * kW, s[0][g][j]);
+      for (int j = 0; j < 2; ++j) vstore(p[g] + (part * 2 + j) * kW, s[0][g][j] * vset(scale));
   }
 }
 
@@ -147,15 +101,25 @@ inline void add_values_tail(const uint16_t* values, int dim, int d, int lo, int 
   }
 }
 
+// Scores to weights exp(s - base) in place; returns their sum.
+inline float weigh_scores(float* s, float base) {
+  VF e[kScoreVectors];
+  for (int j = 0; j < kScoreVectors; ++j) {
+    e[j] = vexp(vload(s + j * kW) - vset(base));
+    vstore(s + j * kW, e[j]);
+  }
+  return fold8(sum_to_8(e));
+}
+
 template <KvType T, int G>
 void split_block(const AttentionArgs& a, const BlockPointers& b, const float* q, int lo, int hi,
                  float* m, float* l, float* acc) {
   const int dim = a.kv->head_dim;
   float p[G][kKvBlock];
-  dot_keys<T, G>(b, dim, q, p);
+  dot_keys<T, G>(b, dim, q, a.scale, p);
   float base[G], keep[kHeadChunk] = {};
   for (int g = 0; g < G; ++g) {
-    const float top = vreduce_max(finish_scores(p[g], a.scale, a.softcap, lo, hi));
+    const float top = vreduce_max(finish_scores(p[g], a.softcap, 1.0f, lo, hi));
     const float max = top > m[g] ? top : m[g];
     base[g] = softmax_base(max);
     keep[g] = m[g] - base[g];
@@ -163,7 +127,7 @@ void split_block(const AttentionArgs& a, const BlockPointers& b, const float* q,
   }
   static_assert(kHeadChunk <= kW, "one vector holds what the heads keep");
   vstore_n(keep, vexp(vload_n(keep, kHeadChunk)), kHeadChunk);
-  for (int g = 0; g < G; ++g) l[g] = l[g] * keep[g] + fold8(weigh_scores(p[g], base[g]));
+  for (int g = 0; g < G; ++g) l[g] = l[g] * keep[g] + weigh_scores(p[g], base[g]);
   constexpr int NV = 2 * kChains<G>;
   int d = 0;
   for (; d + NV * kW <= dim; d += NV * kW) add_values<T, G, NV>(b, dim, d, lo, hi, p, keep, acc);
@@ -222,8 +186,6 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
   }
 }
 
-#endif
-
 void attention_split(const AttentionArgs& a, const float* q, int begin, int end, float* m, float* l,
                      float* acc) {
   if (a.kv->type == KvType::kF16) {
@@ -231,35 +193,6 @@ void attention_split(const AttentionArgs& a, const float* q, int begin, int end,
   } else {
     split<KvType::kBf16>(a, q, begin, end, m, l, acc);
   }
-}
-
-void attention_merge(const float* m, const float* l, int64_t m_stride, const float* acc,
-                     int64_t acc_stride, int splits, int head_dim, float* out) {
-  float max = -INFINITY;
-  for (int s = 0; s < splits; ++s) max = m[s * m_stride] > max ? m[s * m_stride] : max;
-  const float base = softmax_base(max);
-  float total = 0.0f;
-  for (int s = 0; s < splits; ++s) {
-    const float w = vfirst(vexp(vset(m[s * m_stride] - base)));
-    total += w * l[s * m_stride];
-  }
-  const float inv = total == 0.0f ? 0.0f : 1.0f / total;  // a NaN total passes through
-  for (int s = 0; s < splits; ++s) {
-    const VF w = vset(vfirst(vexp(vset(m[s * m_stride] - base))) * inv);
-    const float* x = acc + s * acc_stride;
-    int d = 0;
-    for (; d + kW <= head_dim; d += kW) {
-      const VF v = w * vload(x + d);
-      vstore(out + d, s == 0 ? v : vload(out + d) + v);
-    }
-    if (d < head_dim) {
-      const int n = head_dim - d;
-      const VF v = w * vload_n(x + d, n);
-      vstore_n(out + d, s == 0 ? v : vload_n(out + d, n) + v, n);
-    }
-  }
-  if (splits <= 0)
-    for (int d = 0; d < head_dim; ++d) out[d] = 0.0f;
 }
 
 }  // namespace

@@ -9,15 +9,7 @@
 #include "kernels/kernels.h"
 
 #if EI_LEVEL > 0
-#if defined(__GNUC__) && !defined(__clang__)  // gcc 11 and 12 warn of their own _mm512_undefined_ps
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wuninitialized"
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #include <immintrin.h>
-#pragma GCC diagnostic pop
-#else
-#include <immintrin.h>
-#endif
 #endif
 
 #include "kernels/half.h"

@@ -32,6 +32,22 @@ inline VF vexp(VF x) {
   return vselect(vanishes, vset(0.0f), e);
 }
 
+// 2^x for x <= 0 (or NaN); 0 below -125, as vexp.
+inline VF vexp2_down(VF x) {
+  const VMask vanishes = vlt(x, vset(-125.0f));
+  const VF c = vmax(vset(-125.0f), x);
+  const VF n = vround(c);
+  const VF f = c - n;
+  VF q = vset(0.00015353341586887836f);
+  q = vfma(q, f, vset(0.0013398900628089905f));
+  q = vfma(q, f, vset(0.009618437848985195f));
+  q = vfma(q, f, vset(0.055503323674201965f));
+  q = vfma(q, f, vset(0.24022647738456726f));
+  q = vfma(q, f, vset(0.6931471824645996f));
+  const VF e = vldexp(vfma(q, f, vset(1.0f)), n);
+  return vselect(vanishes, vset(0.0f), e);
+}
+
 inline VF vtanh(VF x) {
   const VF a = vabs(x);
   const VF s = x * x;

@@ -68,8 +68,9 @@ bool find_cut(Candidates& c, double target, Amount amount, Cut* cut) {
     active.swap(rest);
   }
   if (!equal)  // equal logits rank by id, which is their order here
-    std::stable_sort(active.begin(), active.end(),
-                     [&c](uint32_t a, uint32_t b) { return c.logits[a] > c.logits[b]; });
+    std::sort(active.begin(), active.end(), [&c](uint32_t a, uint32_t b) {
+      return c.logits[a] > c.logits[b] || (c.logits[a] == c.logits[b] && a < b);
+    });
   for (const uint32_t i : active) {
     before += amount(i);
     *cut = {c.logits[i], c.ids[i]};

@@ -10,6 +10,11 @@ LEVELS = level_params()
 TOLERANCE = 2e-5
 
 
+def prefill_tolerance(level: str) -> float:
+    """amx multiplies pairs of bf16, 16 to 17 bits of each operand; the scores here reach 20."""
+    return 1e-4 if level == "amx" else TOLERANCE
+
+
 def rand(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (np.random.default_rng(seed).standard_normal(shape) * scale).astype(np.float32)
 
@@ -170,7 +175,7 @@ def test_prefill_is_attention(level: str, cap: float, bf16: bool, dim: int, head
         out = prefill(level, pool, 1, q, begin, end, cap)
         for r in range(31):
             want = reference(pool, 1, q[r], int(begin[r]), int(end[r]), cap)
-            np.testing.assert_allclose(out[r], want, rtol=0, atol=TOLERANCE)
+            np.testing.assert_allclose(out[r], want, rtol=0, atol=prefill_tolerance(level))
 
 
 @pytest.mark.parametrize("level", LEVELS)
