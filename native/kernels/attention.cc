@@ -13,22 +13,32 @@ namespace ei::EI_NS {
 #if EI_LEVEL < 5
 namespace {
 
+// n values to 16 bits.
+template <KvType T>
+inline void narrow(const float* x, int n, uint16_t* y) {
+  int i = 0;
+#if EI_LEVEL >= 1
+  if constexpr (T == KvType::kF16)
+    for (; i + kW <= n; i += kW) vstore_f16(y + i, vload(x + i));
+#endif
+  for (; i < n; ++i) y[i] = float_to_kv<T>(x[i]);
+}
+
 template <KvType T>
 void store(const KvLayer& kv, int32_t block, int slot, const float* k, const float* v) {
   uint16_t* base = kv.base + static_cast<int64_t>(block) * kv.block_stride;
   const int dim = kv.head_dim;
   for (int h = 0; h < kv.kv_heads; ++h) {
     uint16_t* keys = base + static_cast<int64_t>(h) * dim * kKvBlock + slot;
-    uint16_t* values = base + (static_cast<int64_t>(kv.kv_heads + h) * kKvBlock + slot) * dim;
     const float* kh = k + static_cast<int64_t>(h) * dim;
-    const float* vh = v + static_cast<int64_t>(h) * dim;
-    for (int d = 0; d < dim; ++d) keys[static_cast<int64_t>(d) * kKvBlock] = float_to_kv<T>(kh[d]);
-    int d = 0;
-#if EI_LEVEL >= 1
-    if constexpr (T == KvType::kF16)
-      for (; d + kW <= dim; d += kW) vstore_f16(values + d, vload(vh + d));
-#endif
-    for (; d < dim; ++d) values[d] = float_to_kv<T>(vh[d]);
+    for (int d = 0; d < dim; d += 64) {
+      uint16_t part[64];
+      const int n = dim - d < 64 ? dim - d : 64;
+      narrow<T>(kh + d, n, part);
+      for (int i = 0; i < n; ++i) keys[static_cast<int64_t>(d + i) * kKvBlock] = part[i];
+    }
+    narrow<T>(v + static_cast<int64_t>(h) * dim, dim,
+              base + (static_cast<int64_t>(kv.kv_heads + h) * kKvBlock + slot) * dim);
   }
 }
 
