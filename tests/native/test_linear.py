@@ -328,6 +328,23 @@ def test_bf16_rows_and_ranges_do_not_matter(level):
 
 
 @pytest.mark.parametrize("level", BF16_LEVELS)
+def test_bf16_many_rows_and_long_k(level):
+    """More rows and more k than one stage of the tile kernel takes, with a last block alone."""
+    need(level)
+    rng = np.random.default_rng(15)
+    for rows, n, k in [(300, 80, 96), (270, 33, 4200)]:
+        p = random_packed(rng, n, k)
+        x = rng.normal(size=(rows, k)).astype(np.float32)
+        bias = rng.normal(size=n).astype(np.float32)
+        y = run_bf16(level, p, x, bias=bias)
+        wr, xr = bf16_round(p.dense), bf16_round(x)
+        bound = np.abs(xr) @ np.abs(wr.T) + np.abs(bias)
+        assert np.max(np.abs(y - (xr @ wr.T + bias)) / bound) < 2e-6
+        for r in (0, 255, 256, rows - 1):
+            same_bits(run_bf16(level, p, x[r : r + 1].copy(), bias=bias), y[r : r + 1])
+
+
+@pytest.mark.parametrize("level", BF16_LEVELS)
 def test_bf16_epilogue_stays_inside(level):
     need(level)
     rng = np.random.default_rng(17)
