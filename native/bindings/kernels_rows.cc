@@ -23,15 +23,11 @@ using InIds = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
 using OutIds = nb::ndarray<int32_t, nb::c_contig, nb::device::cpu>;
 using Pool = nb::ndarray<uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw Error("invalid_parameter", what);
-}
-
 template <typename Array>
 int length(const Array& a, const char* name, int64_t expected) {
   require(static_cast<int64_t>(a.size()) == expected,
           std::string(name) + " has " + std::to_string(a.size()) + " values, not " +
-              std::to_string(expected) + ".");
+              std::to_string(expected) + "");
   return static_cast<int>(expected);
 }
 
@@ -41,7 +37,7 @@ Activation activation_by_name(const std::string& name) {
     if (name == names[i]) return static_cast<Activation>(i);
   throw Error(
       "invalid_parameter",
-      "activation '" + name + "' is unknown; known: none, silu, gelu, gelu_tanh, sigmoid, relu.");
+      "activation '" + name + "' is unknown; known: none, silu, gelu, gelu_tanh, sigmoid, relu");
 }
 
 const float* pointer(const std::optional<In>& a, const char* name, int64_t expected) {
@@ -87,7 +83,7 @@ void bind_elementwise(nb::module_& k) {
         length(sin, "sin", half);
         require(head_dim > 0 && 2 * half <= head_dim && x.size() % head_dim == 0,
                 "rope rotates 2*" + std::to_string(half) + " of " + std::to_string(head_dim) +
-                    " dims of heads in " + std::to_string(x.size()) + " values.");
+                    " dims of heads in " + std::to_string(x.size()) + " values");
         kernel_table(level).rope(x.data(), static_cast<int>(x.size() / head_dim), head_dim, half,
                                  cos.data(), sin.data(), interleaved);
       },
@@ -128,7 +124,7 @@ void bind_elementwise(nb::module_& k) {
       [](const std::string& level, In x, In gate, Out y) {
         const int heads = static_cast<int>(gate.size());
         const int n = length(y, "y", static_cast<int64_t>(x.size()));
-        require(heads > 0 && n % heads == 0, "heads do not divide the width.");
+        require(heads > 0 && n % heads == 0, "heads do not divide the width");
         kernel_table(level).head_gate(x.data(), gate.data(), heads, n / heads, y.data());
       },
       "level"_a, "x"_a, "gate"_a, "y"_a);
@@ -138,30 +134,30 @@ KvLayer layer(const Pool& pool, int kv_heads, int head_dim, bool bf16) {
   const int64_t need = 2ll * kv_heads * head_dim * kKvBlock;
   require(kv_heads > 0 && head_dim > 0 && static_cast<int64_t>(pool.shape(1)) >= need,
           "a block of the pool has " + std::to_string(pool.shape(1)) + " elements; " +
-              std::to_string(need) + " are needed.");
+              std::to_string(need) + " are needed");
   return {pool.data(), static_cast<int64_t>(pool.shape(1)), kv_heads, head_dim,
           bf16 ? KvType::kBf16 : KvType::kF16};
 }
 
 void check_blocks(const Pool& pool, const InIds& blocks, int begin, int end) {
   require(begin >= 0 && (end <= begin || end <= static_cast<int>(blocks.size()) * kKvBlock),
-          "the block table is shorter than the range.");
+          "the block table is shorter than the range");
   for (int b = begin / kKvBlock; b * kKvBlock < end; ++b)
     require(blocks.data()[b] >= 0 && blocks.data()[b] < static_cast<int>(pool.shape(0)),
-            "block " + std::to_string(blocks.data()[b]) + " is not in the pool.");
+            "block " + std::to_string(blocks.data()[b]) + " is not in the pool");
 }
 
 void bind_attention(nb::module_& k) {
   k.def(
       "kv_store",
       [](const std::string& level, Pool pool, bool bf16, int block, int slot, In key, In value) {
-        require(key.ndim() == 2 && value.ndim() == 2, "key and value are [kv_heads, head_dim].");
+        require(key.ndim() == 2 && value.ndim() == 2, "key and value are [kv_heads, head_dim]");
         length(value, "value", static_cast<int64_t>(key.size()));
         const KvLayer kv =
             layer(pool, static_cast<int>(key.shape(0)), static_cast<int>(key.shape(1)), bf16);
         require(
             block >= 0 && block < static_cast<int>(pool.shape(0)) && slot >= 0 && slot < kKvBlock,
-            "no such slot.");
+            "no such slot");
         kernel_table(level).kv_store(kv, block, slot, key.data(), value.data());
       },
       "level"_a, "pool"_a, "bf16"_a, "block"_a, "slot"_a, "key"_a, "value"_a);
@@ -169,10 +165,10 @@ void bind_attention(nb::module_& k) {
       "attention_split",
       [](const std::string& level, Pool pool, bool bf16, int kv_heads, int kv_head, InIds blocks,
          In q, int begin, int end, float scale, float softcap, Out m, Out l, Out acc) {
-        require(q.ndim() == 2, "q is [group_heads, head_dim].");
+        require(q.ndim() == 2, "q is [group_heads, head_dim]");
         const int heads = static_cast<int>(q.shape(0)), dim = static_cast<int>(q.shape(1));
         const KvLayer kv = layer(pool, kv_heads, dim, bf16);
-        require(kv_head >= 0 && kv_head < kv_heads, "no such kv head.");
+        require(kv_head >= 0 && kv_head < kv_heads, "no such kv head");
         check_blocks(pool, blocks, begin, end);
         length(m, "m", heads);
         length(l, "l", heads);
@@ -187,7 +183,7 @@ void bind_attention(nb::module_& k) {
   k.def(
       "attention_merge",
       [](const std::string& level, In m, In l, In acc, Out out) {
-        require(acc.ndim() == 2, "acc is [splits, head_dim].");
+        require(acc.ndim() == 2, "acc is [splits, head_dim]");
         const int splits = static_cast<int>(acc.shape(0)), dim = static_cast<int>(acc.shape(1));
         length(m, "m", splits);
         length(l, "l", splits);
@@ -200,11 +196,11 @@ void bind_attention(nb::module_& k) {
       "attention_prefill",
       [](const std::string& level, Pool pool, bool bf16, int kv_heads, int kv_head, InIds blocks,
          In q, InIds begin, InIds end, float scale, float softcap, Out out) {
-        require(q.ndim() == 3, "q is [rows, group_heads, head_dim].");
+        require(q.ndim() == 3, "q is [rows, group_heads, head_dim]");
         const int rows = static_cast<int>(q.shape(0)), heads = static_cast<int>(q.shape(1));
         const int dim = static_cast<int>(q.shape(2));
         const KvLayer kv = layer(pool, kv_heads, dim, bf16);
-        require(kv_head >= 0 && kv_head < kv_heads, "no such kv head.");
+        require(kv_head >= 0 && kv_head < kv_heads, "no such kv head");
         length(begin, "begin", rows);
         length(end, "end", rows);
         length(out, "out", static_cast<int64_t>(q.size()));

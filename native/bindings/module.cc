@@ -25,6 +25,7 @@ NB_MODULE(_native, m) {
   ei::bind_kernels_linear(m);
   ei::bind_kernels_rows(m);
   ei::bind_checkpoint(m);
+  ei::bind_weights(m);
   ei::bind_program(m);
   ei::bind_sampling(m);
 }

@@ -207,7 +207,7 @@ class Program {
   std::vector<double> op_seconds_;
 };
 
-constexpr int kPrefillTileRows = 16;
+constexpr int kPrefillTileRows = 32;
 constexpr int kAttentionSplit =
     256;  // tokens; splits lie at absolute multiples, for every batch alike
 

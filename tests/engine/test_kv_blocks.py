@@ -9,7 +9,7 @@ import pytest
 from edge_infer import _native
 from edge_infer.engine.kv_blocks import BLOCK, BlockManager, blocks_needed, plan_pool
 from edge_infer.errors import CapacityError
-from edge_infer.models.builder import KvGroup
+from edge_infer.models.values import KvGroup
 
 FULL, SLIDING = KvGroup(2, 64), KvGroup(2, 64, window=100)
 GROUPS = [(FULL, 2), (SLIDING, 6)]

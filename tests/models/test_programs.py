@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from edge_infer import _native
-from edge_infer.models.builder import KvGroup, KvLayout, Linear, ProgramBuilder
+from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.rope import RopeTable
+from edge_infer.models.values import KvGroup, KvLayout, Linear
 
 torch = pytest.importorskip("torch")
 

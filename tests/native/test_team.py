@@ -11,7 +11,8 @@ import pytest
 
 from edge_infer import _native
 from edge_infer.errors import ConfigError, ExecutionError
-from edge_infer.models.builder import Linear, ProgramBuilder
+from edge_infer.models.builder import ProgramBuilder
+from edge_infer.models.values import Linear
 
 RNG = np.random.default_rng(2)
 TABLE = RNG.standard_normal((50, 64)).astype(np.float32)

@@ -70,7 +70,8 @@ sys.path.insert(0, {os.getcwd()!r})
 import numpy as np
 from edge_infer import _native
 from edge_infer.errors import WeightsLostError
-from edge_infer.models.builder import Linear, ProgramBuilder
+from edge_infer.models.builder import ProgramBuilder
+from edge_infer.models.values import Linear
 from tests.native.test_team import step
 m = _native.WeightMap({str(weights)!r})
 p = ProgramBuilder(max_rows=1, max_outputs=1)

@@ -13,7 +13,7 @@ import numpy as np
 
 from edge_infer import _native
 from edge_infer.errors import CapacityError, ConfigError
-from edge_infer.models.builder import KvGroup
+from edge_infer.models.values import KvGroup
 
 BLOCK: int = _native.KV_BLOCK
 

@@ -8,7 +8,6 @@ memory by liveness, at the granularity of the executor's barriers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,8 +15,17 @@ import numpy as np
 from edge_infer import _native
 from edge_infer.errors import ExecutionError
 from edge_infer.models.rope import RopeTable
+from edge_infer.models.values import (
+    OUTPUTS,
+    ROWS,
+    Buffer,
+    KvGroup,
+    KvLayout,
+    Linear,
+    Pending,
+    Value,
+)
 
-ROWS, OUTPUTS = 0, 1
 _NO_REF = (-1, 0, 0)
 _ROW_KINDS = frozenset(
     [
@@ -35,77 +43,6 @@ _ROW_KINDS = frozenset(
         "head_gate",
     ]
 )
-
-
-@dataclass(frozen=True)
-class Linear:
-    """A weight matrix [n, k] and its bias (f32 [n] or None)."""
-
-    weight: Any
-    bias: Any = None
-
-    @property
-    def n(self) -> int:
-        return int(self.weight.n)
-
-
-@dataclass(frozen=True)
-class KvGroup:
-    """Layers that share one block table: ``window`` 0 keeps everything, else that many positions.
-
-    ``cross`` groups hold another program's keys and values and are read in full.
-    """
-
-    kv_heads: int
-    head_dim: int
-    window: int = 0
-    cross: bool = False
-
-
-@dataclass
-class KvLayout:
-    """The KV groups of a model, shared by its programs: group -> number of layers."""
-
-    layers: dict[KvGroup, int] = field(default_factory=dict)
-
-    def add_layer(self, group: KvGroup) -> tuple[int, int]:
-        """Index of the group and of the new layer inside it."""
-        layer = self.layers.get(group, 0)
-        self.layers[group] = layer + 1
-        return list(self.layers).index(group), layer
-
-    def groups(self) -> list[tuple[KvGroup, int]]:
-        return list(self.layers.items())
-
-
-@dataclass
-class _Buffer:
-    width: int
-    space: int
-    first: int = -1  # phase of the first write
-    last: int = -1  # phase of the last use
-    offset: int = 0
-
-    @property
-    def stride(self) -> int:
-        return -(-self.width // 16) * 16  # whole cache lines
-
-
-@dataclass(frozen=True)
-class Value:
-    """Columns of a buffer, or a row operation that has not been stored yet (``pending``)."""
-
-    width: int
-    space: int
-    ref: tuple[int, int, int] | None
-    pending: _Pending | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class _Pending:
-    kind: str
-    op: Any
-    reads: Sequence[tuple[int, int, int]]
 
 
 class ProgramBuilder:
@@ -129,7 +66,7 @@ class ProgramBuilder:
         self.position_axes = position_axes
         self.embed_width = 0
         self.outputs: dict[str, int] = {}
-        self._buffers: list[_Buffer] = []
+        self._buffers: list[Buffer] = []
         self._ops: list[Any] = []
         self._kinds: list[str] = []
         self._prologues: list[Any] = []
@@ -363,7 +300,7 @@ class ProgramBuilder:
         """Offsets by liveness, largest first; buffers whose phases overlap never share memory."""
         for buffer in self.outputs.values():
             self._buffers[buffer].last = self._phase + 1
-        placed: list[tuple[int, int, _Buffer]] = []
+        placed: list[tuple[int, int, Buffer]] = []
         total = 64
         for b in sorted(self._buffers, key=self._bytes, reverse=True):
             size = self._bytes(b)
@@ -379,12 +316,12 @@ class ProgramBuilder:
             total = max(total, offset + size)
         return total
 
-    def _bytes(self, b: _Buffer) -> int:
+    def _bytes(self, b: Buffer) -> int:
         rows = self.max_rows if b.space == ROWS else self.max_outputs
         return int(np.ceil(b.stride * 4 * max(rows, 1) / 64) * 64)
 
     def _buffer(self, width: int, space: int) -> tuple[int, int, int]:
-        self._buffers.append(_Buffer(width, space))
+        self._buffers.append(Buffer(width, space))
         return (len(self._buffers) - 1, 0, width)
 
     def _row_op(
@@ -393,7 +330,7 @@ class ProgramBuilder:
         first = self._ref(a)
         reads = [first] if b is None else [first, self._ref(b)]
         op.set_operands(first, reads[1] if b is not None else _NO_REF, _NO_REF)
-        pending = Value(a.width, a.space, None, _Pending(kind, op, reads))
+        pending = Value(a.width, a.space, None, Pending(kind, op, reads))
         if not in_place:
             return pending
         self._store(pending, first)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from edge_infer.models.builder import KvGroup, ProgramBuilder
+from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.config import DecoderConfig, integer, number
 from edge_infer.models.llama import output_head
 from edge_infer.models.rope import rope_table
+from edge_infer.models.values import KvGroup
 from edge_infer.models.weights import Weights
 
 ARCHITECTURES = ("Gemma3ForCausalLM",)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from edge_infer.models.builder import KvGroup, ProgramBuilder, Value
+from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.config import DecoderConfig
+from edge_infer.models.values import KvGroup, Value
 from edge_infer.models.weights import Weights
 
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")

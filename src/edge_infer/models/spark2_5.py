@@ -3,9 +3,10 @@ head between attention and its output projection. q, k and v are one matrix in t
 
 from __future__ import annotations
 
-from edge_infer.models.builder import KvGroup, ProgramBuilder, Value
+from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.config import DecoderConfig
 from edge_infer.models.llama import output_head
+from edge_infer.models.values import KvGroup, Value
 from edge_infer.models.weights import Weights
 
 ARCHITECTURES = ("Spark2_5ForCausalLM",)

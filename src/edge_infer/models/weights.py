@@ -9,7 +9,7 @@ from edge_infer import _native
 from edge_infer.checkpoint.reader import Checkpoint
 from edge_infer.checkpoint.safetensors_io import TensorInfo
 from edge_infer.errors import CheckpointError
-from edge_infer.models.builder import Linear
+from edge_infer.models.values import Linear
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
 
