@@ -60,7 +60,9 @@ class Buffer:
 
     @property
     def stride(self) -> int:
-        return -(-self.width // 16) * 16  # whole cache lines
+        # Whole cache lines; rows a multiple of 4 KiB apart would fall into the same cache sets.
+        lines = -(-self.width // 16) * 16
+        return lines + 32 if lines % 1024 == 0 else lines
 
 
 @dataclass(frozen=True)
