@@ -1,4 +1,4 @@
-"""What this process holds in memory now, without any library."""
+"""What this process holds in memory now, and giving back what it no longer needs."""
 
 from __future__ import annotations
 
@@ -28,3 +28,15 @@ def own_memory(path: Path = SMAPS) -> MemoryUse:
         if name in values:
             values[name] = int(rest.split()[0]) * 1024
     return MemoryUse(values["Anonymous"], max(0, values["Rss"] - values["Anonymous"]))
+
+
+def give_back_heap() -> None:
+    """Returns freed heap pages to the system, where the C library can (glibc).
+
+    After a large structure was parsed, most of the heap is free but still resident.
+    """
+    import ctypes
+
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

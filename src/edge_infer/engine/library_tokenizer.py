@@ -6,6 +6,7 @@ import json
 import threading
 from pathlib import Path
 
+from edge_infer.device.usage import give_back_heap
 from edge_infer.errors import CheckpointError, UnsupportedError
 
 _SPACE = "\u2581"
@@ -40,6 +41,7 @@ class LibraryBackend:
                 f"{path} cannot be read as a tokenizer: {e}.",
                 remedy="Fetch the model's tokenizer.json again.",
             ) from e
+        give_back_heap()  # parsing leaves twice the vocabulary's size behind
         self._library.no_truncation()
         self._library.no_padding()
         self._lock = threading.Lock()
