@@ -9,6 +9,7 @@
 #include <optional>
 
 #include "bindings/bindings.h"
+#include "common/half.h"
 #include "program/program.h"
 
 namespace nb = nanobind;
@@ -31,23 +32,6 @@ int64_t float_size(const std::string& dtype) {
   if (dtype == "F32") return 4;
   if (dtype == "F16" || dtype == "BF16") return 2;
   throw Error("unsupported", "Float weights are F32, F16 or BF16, not '" + dtype + "'.");
-}
-
-float half_to_float(uint16_t h) {
-  const uint32_t sign = (h & 0x8000u) << 16, exponent = (h >> 10) & 31, mantissa = h & 1023;
-  uint32_t bits;
-  if (exponent == 31)
-    bits = 0x7f800000u | (mantissa << 13);
-  else if (exponent != 0)
-    bits = ((exponent + 112) << 23) | (mantissa << 13);
-  else {
-    const float value = static_cast<float>(mantissa) / 16777216.0f;
-    std::memcpy(&bits, &value, 4);
-  }
-  bits |= sign;
-  float f;
-  std::memcpy(&f, &bits, 4);
-  return f;
 }
 
 // codes, scales and minimums of a packed matrix inside a map, checked against the file's size.
@@ -116,8 +100,7 @@ Vector map_vector(std::shared_ptr<WeightMap> map, int64_t offset, int64_t n,
     } else if (std::memcpy(&half, data + 2 * i, 2); dtype == "F16") {
       values[i] = half_to_float(half);
     } else {
-      const uint32_t bits = uint32_t{half} << 16;
-      std::memcpy(&values[i], &bits, 4);
+      values[i] = bf16_to_float(half);
     }
   }
   return make_vector(std::move(values));

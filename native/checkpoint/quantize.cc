@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-#include "checkpoint/half.h"
+#include "common/half.h"
 #include "checkpoint/vec4.h"
 #include "common/error.h"
 
@@ -96,11 +96,11 @@ float extreme_of(const Group& g) {
 
 // The stored scale nearest to `s` by true error: fp16 rounding and one step to both sides.
 uint16_t best_half(const Group& g, float s, float m, float low, float high) {
-  const uint16_t centre = to_half(s);
+  const uint16_t centre = float_to_half(s);
   uint16_t best = centre;
-  float best_error = error_of(g, from_half(centre), m, low, high);
+  float best_error = error_of(g, half_to_float(centre), m, low, high);
   for (const uint16_t h : {step(centre, true), step(centre, false)}) {
-    const float e = error_of(g, from_half(h), m, low, high);
+    const float e = error_of(g, half_to_float(h), m, low, high);
     if (e < best_error) {
       best_error = e;
       best = h;
@@ -159,7 +159,7 @@ Fit fit_minimum(const Group& g) {
   }
   fit.in_range = std::fabs(lo) <= kHalfMax && hi - lo <= kHalfMax * kHigh;
   if (!fit.in_range) return fit;
-  fit.minimum = to_half(lo);
+  fit.minimum = float_to_half(lo);
   if (hi - lo < kTiny) return fit;
 
   Vec4 vw = splat(0), vwx = splat(0);
@@ -202,22 +202,23 @@ Fit fit_minimum(const Group& g) {
 
   // fp16 rounds the scale, then the minimum that suits the rounded scale, then the scale again.
   const auto minimum_for = [&](uint16_t scale) {
-    const float s = from_half(scale), shift = static_cast<float>(best_m);
+    const float s = half_to_float(scale), shift = static_cast<float>(best_m);
     const Sums t = sums(g, lo + shift, s == 0 ? 0 : 1 / s, 0, kHigh);
-    return to_half(static_cast<float>(lo + (total_wx - static_cast<double>(s) * t.q) / total_w));
+    return float_to_half(
+        static_cast<float>(lo + (total_wx - static_cast<double>(s) * t.q) / total_w));
   };
   const float s = static_cast<float>(best_s);
   fit.in_range = s <= kHalfMax && std::fabs(lo + best_m) <= kHalfMax;
   if (!fit.in_range) return fit;
   if (!(total_w > 0)) {
-    fit.scale = to_half(s);
+    fit.scale = float_to_half(s);
     return fit;
   }
   float best_error = INFINITY;
-  const uint16_t centre = to_half(s);
+  const uint16_t centre = float_to_half(s);
   for (const uint16_t h : {centre, step(centre, true), step(centre, false)}) {
-    for (const uint16_t m : {minimum_for(h), to_half(static_cast<float>(lo + best_m))}) {
-      const float e = error_of(g, from_half(h), from_half(m), 0, kHigh);
+    for (const uint16_t m : {minimum_for(h), float_to_half(static_cast<float>(lo + best_m))}) {
+      const float e = error_of(g, half_to_float(h), half_to_float(m), 0, kHigh);
       if (e < best_error) {
         best_error = e;
         fit.scale = h;
@@ -225,7 +226,7 @@ Fit fit_minimum(const Group& g) {
       }
     }
   }
-  fit.scale = best_half(g, from_half(fit.scale), from_half(fit.minimum), 0, kHigh);
+  fit.scale = best_half(g, half_to_float(fit.scale), half_to_float(fit.minimum), 0, kHigh);
   return fit;
 }
 
@@ -286,13 +287,13 @@ class Worker {
       std::memcpy(raw, base + begin * 2, static_cast<size_t>(count) * 2);
       for (int i = 0; i < count; ++i) {
         group_.x[i] = job_.type == SourceType::kBf16
-                          ? bits_to_float(static_cast<uint32_t>(raw[i]) << 16)
-                          : from_half(raw[i]);
+                          ? float_from_bits(static_cast<uint32_t>(raw[i]) << 16)
+                          : half_to_float(raw[i]);
       }
     }
     uint32_t worst = 0;
     for (int i = 0; i < count; ++i) {
-      worst = std::max(worst, float_to_bits(group_.x[i]) & 0x7fffffffu);
+      worst = std::max(worst, bits_from_float(group_.x[i]) & 0x7fffffffu);
       group_.w[i] = job_.importance ? job_.importance[begin + i] : 1.f;
     }
     if (worst >= 0x7f800000u) {
@@ -311,7 +312,7 @@ class Worker {
   }
 
   void store_codes(uint8_t* codes, int channel, int64_t begin, const Fit& fit) const {
-    const float s = from_half(fit.scale), m = from_half(fit.minimum);
+    const float s = half_to_float(fit.scale), m = half_to_float(fit.minimum);
     const float inverse = s == 0 ? 0 : 1 / s;
     const bool four = job_.bits == 4;
     const float low = job_.minimum ? 0 : four ? -8 : -127;

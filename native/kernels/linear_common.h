@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-#include "kernels/half.h"
+#include "common/half.h"
 #include "kernels/kernels.h"
 
 namespace ei::EI_NS {

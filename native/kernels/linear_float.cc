@@ -1,7 +1,7 @@
 // Linears over row-major f32, bf16 and f16 weights, f32 sums. Every (row, channel) has its own
 // lanes and walks k in the same order whatever is computed beside it, so results do not depend on
 // company.
-#include "kernels/half.h"
+#include "common/half.h"
 #include "kernels/kernels.h"
 
 namespace ei::EI_NS {

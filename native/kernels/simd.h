@@ -12,34 +12,10 @@
 #include <immintrin.h>
 #endif
 
-#include "kernels/half.h"
+#include "common/half.h"
 
 namespace ei::EI_NS {
 namespace {
-
-#if EI_LEVEL == 0
-// Rounds to nearest even, as F16C does.
-inline uint16_t float_to_half(float f) {
-  const uint32_t u = bits_from_float(f);
-  const uint32_t sign = (u >> 16) & 0x8000u;
-  const uint32_t magnitude = u & 0x7fffffffu;
-  uint32_t h;
-  if (magnitude > 0x7f800000u) {
-    h = 0x7e00u;
-  } else if (magnitude >= 0x477ff000u) {  // 65520 and above round to infinity
-    h = 0x7c00u;
-  } else if (magnitude < 0x38800000u) {  // below 2^-14: adding 0.5 rounds to multiples of 2^-24
-    h = bits_from_float(float_from_bits(magnitude) + 0.5f) - 0x3f000000u;
-  } else {
-    h = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
-  }
-  return static_cast<uint16_t>(sign | h);
-}
-#else
-inline uint16_t float_to_half(float f) {
-  return static_cast<uint16_t>(_cvtss_sh(f, _MM_FROUND_TO_NEAREST_INT));
-}
-#endif
 
 template <KvType T>
 inline float kv_to_float(uint16_t h) {

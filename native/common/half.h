@@ -1,12 +1,13 @@
-// 16-bit float conversions for kernel files. Everything is internal to the including level.
+// 16-bit floats as bits. Internal to the including file, so that no ISA level's code can stand in
+// for another's; files of a level above scalar have EI_LEVEL set and convert in hardware.
 #pragma once
 #include <cstdint>
 #include <cstring>
-#if EI_LEVEL >= 1
+#if defined(EI_LEVEL) && EI_LEVEL >= 1
 #include <immintrin.h>
 #endif
 
-namespace ei::EI_NS {
+namespace ei {
 namespace {
 
 inline float float_from_bits(uint32_t bits) {
@@ -23,7 +24,7 @@ inline uint32_t bits_from_float(float f) {
 
 // IEEE binary16 to binary32, exact; signalling NaNs become quiet, as F16C makes them.
 inline float half_to_float(uint16_t h) {
-#if EI_LEVEL >= 1
+#if defined(EI_LEVEL) && EI_LEVEL >= 1
   return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h)));
 #else
   const uint32_t sign = static_cast<uint32_t>(h & 0x8000u) << 16;
@@ -39,6 +40,26 @@ inline float half_to_float(uint16_t h) {
 #endif
 }
 
+// Rounds to nearest even; infinity beyond the range.
+inline uint16_t float_to_half(float value) {
+#if defined(EI_LEVEL) && EI_LEVEL >= 1
+  return static_cast<uint16_t>(_cvtss_sh(value, _MM_FROUND_TO_NEAREST_INT));
+#else
+  const uint32_t bits = bits_from_float(value);
+  const uint32_t sign = bits >> 16 & 0x8000;
+  const uint32_t magnitude = bits & 0x7fffffff;
+  if (magnitude >= 0x7f800000) return sign | (magnitude > 0x7f800000 ? 0x7e00 : 0x7c00);
+  if (magnitude >= 0x477ff000) return sign | 0x7c00;  // 65520 and above round to infinity
+  if (magnitude < 0x38800000) {                       // below 2^-14: subnormal steps of 2^-24
+    // adding 0.5 puts the fp16 step at the last bit of the f32, which rounds to nearest even
+    const float shifted = float_from_bits(magnitude) + 0.5f;
+    return sign | (bits_from_float(shifted) - 0x3f000000);
+  }
+  const uint32_t rounded = magnitude + 0xfff + (magnitude >> 13 & 1);
+  return sign | ((rounded - 0x38000000) >> 13);
+#endif
+}
+
 inline float bf16_to_float(uint16_t b) { return float_from_bits(static_cast<uint32_t>(b) << 16); }
 
 // Round to nearest even; NaN stays NaN.
@@ -49,4 +70,4 @@ inline uint16_t float_to_bf16(float f) {
 }
 
 }  // namespace
-}  // namespace ei::EI_NS
+}  // namespace ei
