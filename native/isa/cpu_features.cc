@@ -16,7 +16,8 @@ struct Registers {
 
 Registers cpuid(uint32_t leaf, uint32_t subleaf = 0) {
   Registers r;
-  if (__get_cpuid_max(leaf & 0x80000000u, nullptr) < leaf) return r;
+  // clang declares it int, g++ unsigned
+  if (static_cast<uint32_t>(__get_cpuid_max(leaf & 0x80000000u, nullptr)) < leaf) return r;
   __cpuid_count(leaf, subleaf, r.eax, r.ebx, r.ecx, r.edx);
   return r;
 }

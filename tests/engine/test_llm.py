@@ -230,6 +230,18 @@ def test_pool_memory_goes_back(model) -> None:
     assert resident() < used * 0.2
 
 
+def test_a_model_that_does_not_fit_is_refused(model, monkeypatch) -> None:
+    size = (model / "model.safetensors").stat().st_size
+    monkeypatch.setattr("edge_infer.engine.runner.free_memory", lambda: size - 1)
+    with pytest.raises(CapacityError, match=f"{size} bytes; {size - 1} are free"):
+        LLM(model)
+    monkeypatch.setattr("edge_infer.engine.runner.free_memory", lambda: size + 40_000)
+    llm = LLM(model, max_num_seqs=1, chunk_size=16)
+    assert llm.runner.pool.bytes <= 40_000 and llm.runner.plan.tokens < llm.max_model_len
+    with pytest.raises(CapacityError, match="40000 are free"):
+        LLM(model, max_num_seqs=1, chunk_size=16, kv_cache_memory_bytes=10**15)
+
+
 @pytest.mark.parametrize("prompt", ["", [], [VOCAB], [-1], ["a"], {"text": "a"}])
 def test_bad_prompts(llm, prompt) -> None:
     bad = [prompt] if not isinstance(prompt, str) else prompt

@@ -21,7 +21,7 @@ from edge_infer.engine.kv_blocks import (
     check_lengths,
     plan_pool,
 )
-from edge_infer.errors import ConfigError
+from edge_infer.errors import CapacityError, ConfigError
 from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.config import DecoderConfig
 from edge_infer.models.weights import Weights
@@ -78,6 +78,8 @@ class ModelRunner:
         self.max_model_len = check_lengths(
             options.max_model_len, self.config.max_position_embeddings
         )
+        self.weight_bytes = sum(f.stat().st_size for f in self.checkpoint.files)
+        self._free = self._free_beside_weights()
         self.weights = Weights(self.checkpoint, options.weights)
         outputs = options.max_num_seqs
         self.builder = ProgramBuilder(
@@ -97,11 +99,6 @@ class ModelRunner:
         self.program = self.builder.create(self.team, self.pool, self.weights.maps)
         self.blocks = BlockManager(self.pool, self.plan, self.builder.max_rows)
         self.load_seconds = time.perf_counter() - started
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of the weight files; mapped pages of them count as required memory."""
-        return sum(m.size for m in self.weights.maps)
 
     @property
     def vocab_size(self) -> int:
@@ -152,19 +149,33 @@ class ModelRunner:
         view: np.ndarray = self.program.output(self.builder.outputs[name])
         return view
 
+    def _free_beside_weights(self) -> int:
+        """Memory left for the KV cache. Weights count in every mode: mapped pages are free memory
+        only until they are read, and decode reads them all."""
+        free = free_memory()
+        if free <= self.weight_bytes:
+            raise CapacityError(
+                f"The weights take {self.weight_bytes} bytes; {free} are free.",
+                remedy="Convert with fewer bits, or free memory.",
+            )
+        return free - self.weight_bytes
+
     def _plan_pool(self) -> PoolPlan:
         budget = self.options.kv_cache_memory_bytes
-        if budget is None:
-            # Mapped pages count as free memory until they are read, and decode reads them all.
-            mapped = self.weight_bytes if self.options.weights == "mapped" else 0
-            budget = max(free_memory() - mapped, 0)
-        return plan_pool(
+        plan = plan_pool(
             self.builder.kv.groups(),
             max_model_len=self.max_model_len,
             max_num_seqs=self.options.max_num_seqs,
             chunk=self.builder.max_rows,
-            budget=budget,
+            budget=self._free if budget is None else budget,
         )
+        if plan.bytes > self._free:
+            raise CapacityError(
+                f"A KV cache of {plan.bytes} bytes was asked for; {self._free} are free beside the "
+                "weights.",
+                remedy="Lower kv_cache_memory_bytes or max_model_len.",
+            )
+        return plan
 
 
 def _team(threads: int | None) -> Any:
