@@ -114,7 +114,7 @@ def test_folders_that_are_none(tmp_path):
     with pytest.raises(CheckpointError, match="is a file"):
         Checkpoint.open(tmp_path / "file")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(CheckpointError, match=r"config.json does not exist"):
+    with pytest.raises(CheckpointError, match=r"has no config.json"):
         Checkpoint.open(tmp_path / "empty")
     (tmp_path / "empty" / "m.gguf").write_text("")
     with pytest.raises(CheckpointError, match=r"1 GGUF files.*m\.gguf"):

@@ -101,6 +101,11 @@ def read_config(folder: Path) -> dict[str, Any]:
             f"{folder} has no config.json, but {len(ggufs)} GGUF files.",
             remedy=f"Give the path of one, such as {folder / ggufs[0]}.",
         )
+    if not path.exists():
+        raise CheckpointError(
+            f"{folder.absolute()} has no config.json: it is not a model folder.",
+            remedy="Give a folder with config.json and safetensors, or a GGUF file.",
+        )
     return read_json_file(path, CONFIG_LIMIT)
 
 

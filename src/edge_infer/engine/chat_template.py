@@ -149,8 +149,9 @@ def load(
     if tokenizer.chat_template is None:
         raise UnsupportedError(
             f"{tokenizer.path.name} has no chat template: it is a base model that continues text.",
-            remedy="Use generate with a plain prompt, or give --chat-template FILE|NAME, where NAME"
-            f" is one of {', '.join(sorted(BUILTIN_TEMPLATES))}.",
+            remedy="Use a plain prompt (run without --chat, or generate), or give a template with"
+            " --chat-template FILE|NAME, where NAME is one of"
+            f" {', '.join(sorted(BUILTIN_TEMPLATES))}.",
             code="chat_template_missing",
         )
     return ChatTemplate(tokenizer.chat_template, special)
