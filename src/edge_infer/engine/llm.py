@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +24,12 @@ Prompt = str | Mapping[str, Any] | Sequence[int]
 class LLM:
     """A model ready to generate.
 
-    ``model``: a converted folder, a Hugging Face folder, a GGUF file or a hub id (the last two are
-    converted once into the cache). ``max_model_len``: context length, default the model's own.
+    ``model``: a converted folder, a Hugging Face folder, a GGUF file or a hub id (all but the
+    first are converted once into the cache). ``max_model_len``: context length, default the model's own.
     ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs, bounded by free
-    memory. ``weights``: mapped, resident or locked. Raises an EdgeInferError when the model
-    cannot be run here.
+    memory. ``weights``: mapped, resident or locked. ``progress``: called with bytes done and bytes
+    in all while the model is converted. ``load_seconds``: what opening took after that. Raises an
+    EdgeInferError when the model cannot be run here.
 
     Not safe for use from several threads at once.
     """
@@ -45,6 +46,7 @@ class LLM:
         chunk_size: int = 256,
         max_num_seqs: int = 8,
         chat_template: str | Path | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         from edge_infer.checkpoint.resolve import resolve
 
@@ -57,12 +59,14 @@ class LLM:
             chunk_size=chunk_size,
             max_num_seqs=max_num_seqs,
         )
-        self.path = resolve(model)
+        self.path = resolve(model, progress=progress)
+        started = time.perf_counter()
         self.tokenizer = Tokenizer.from_folder(self.path)
         self.runner = ModelRunner(self.path, options)
         self.scheduler = Scheduler(self.runner)
         self._template_override = chat_template
         self._ids = itertools.count()
+        self.load_seconds = time.perf_counter() - started
 
     @property
     def max_model_len(self) -> int:
