@@ -25,11 +25,11 @@ class LLM:
     """A model ready to generate.
 
     ``model``: a converted folder, a Hugging Face folder, a GGUF file or a hub id (all but the
-    first are converted once into the cache). ``max_model_len``: context length, default the model's own.
-    ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs, bounded by free
-    memory. ``weights``: mapped, resident or locked. ``progress``: called with bytes done and bytes
-    in all while the model is converted. ``load_seconds``: what opening took after that. Raises an
-    EdgeInferError when the model cannot be run here.
+    first are converted once into the cache). ``max_model_len``: context length, default the
+    model's own. ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs,
+    bounded by free memory. ``weights``: mapped, resident or locked. ``progress``: called with bytes
+    done and bytes in all while the model is converted. ``load_seconds``: what opening took after
+    that. Raises an EdgeInferError when the model cannot be run here.
 
     Not safe for use from several threads at once.
     """
