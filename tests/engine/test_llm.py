@@ -266,11 +266,41 @@ def test_bad_prompts(llm, prompt) -> None:
         {"stop": [""]},
         {"logprobs": -1},
         {"logit_bias": {-1: 2.0}},
+        {"logit_bias": {5: "x"}},
+        {"logit_bias": {5: 10**400}},
+        {"logit_bias": {5: float("inf")}},
+        {"logit_bias": None},
+        {"logprobs": "x"},
+        {"logprobs": 1.5},
+        {"stop": 5},
+        {"stop_token_ids": None},
+        {"stop_token_ids": ["x"]},
+        {"temperature": 10**400},
+        {"temperature": True},
+        {"max_tokens": True},
+        {"seed": 1.5},
     ],
 )
 def test_bad_parameters(params) -> None:
     with pytest.raises(ConfigError):
         SamplingParams(**params)
+
+
+def test_integers_of_any_size(llm) -> None:
+    def tokens(**params: object) -> list[int]:
+        drawn = SamplingParams(temperature=1.0, seed=1, max_tokens=8, **params)
+        return llm.generate([7, 8], drawn)[0].outputs[0].token_ids
+
+    assert tokens(top_k=10**30) == tokens(top_k=10**9) == tokens()
+    for token in (VOCAB, 10**30):
+        with pytest.raises(ConfigError, match=f"token {token}.* {VOCAB}"):
+            tokens(logit_bias={token: 1.0})
+
+
+@pytest.mark.parametrize("prompts", [None, 5, [2.5], ["a", 5], b"abc", [b"abc"]])
+def test_what_is_no_prompt(llm, prompts) -> None:
+    with pytest.raises(ConfigError, match="is not a prompt"):
+        llm.generate(prompts)
 
 
 def test_closing_a_stream_frees_everything(llm) -> None:

@@ -79,7 +79,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Completes each prompt; a list runs as one batch. A prompt is a string, a list of token
         ids, or ``{"prompt_token_ids": [...]}``."""
-        single = isinstance(prompts, (str, Mapping)) or (
+        if not isinstance(prompts, (Sequence, Mapping)):
+            raise _not_a_prompt(prompts)
+        single = isinstance(prompts, (str, bytes, bytearray, Mapping)) or (
             len(prompts) > 0 and isinstance(prompts[0], int)
         )
         many: Sequence[Any] = [prompts] if single else list(prompts)
@@ -203,7 +205,9 @@ class LLM:
                     raise ConfigError("A prompt object needs prompt or prompt_token_ids.")
                 ids = self.tokenizer.encode(text)
         else:
-            ids = list(prompt)
+            ids = prompt
+        if not isinstance(ids, Sequence) or isinstance(ids, (str, bytes, bytearray)):
+            raise _not_a_prompt(prompt)
         if not ids:
             raise ConfigError("The prompt is empty.", remedy="Give at least one token.")
         size = self.runner.vocab_size
@@ -211,3 +215,10 @@ class LLM:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < size:
                 raise ConfigError(f"Token id {i!r} is outside the vocabulary of {size}.")
         return text, list(ids)
+
+
+def _not_a_prompt(value: Any) -> ConfigError:
+    return ConfigError(
+        f"{str(value)[:80]!r} of type {type(value).__name__} is not a prompt.",
+        remedy="Give a string, a list of token ids, or an object with prompt_token_ids.",
+    )

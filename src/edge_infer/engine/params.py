@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from edge_infer.errors import ConfigError
+
+_FLOAT32_MAX = 3.4028234663852886e38
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 @dataclass(frozen=True)
@@ -47,36 +54,47 @@ class SamplingParams:
             if not ok:
                 raise ConfigError(f"{name} = {getattr(self, name)!r}; {needed} is needed.")
 
+        def integer(name: str, low: float, high: float = math.inf) -> bool:
+            value = getattr(self, name)
+            return type(value) is int and low <= value <= high
+
         def finite(name: str) -> bool:
             value = getattr(self, name)
-            return isinstance(value, (int, float)) and math.isfinite(value)
+            return _is_number(value) and abs(value) <= sys.float_info.max
 
         check(finite("temperature") and self.temperature >= 0, "temperature", "0 or more")
-        check(isinstance(self.top_k, int) and self.top_k >= -1, "top_k", "-1, 0 or more")
+        check(integer("top_k", -1), "top_k", "-1, 0 or more")
         check(finite("top_p") and 0 < self.top_p <= 1, "top_p", "a number in (0, 1]")
         check(finite("min_p") and 0 <= self.min_p <= 1, "min_p", "a number in [0, 1]")
         positive = finite("repetition_penalty") and self.repetition_penalty > 0
         check(positive, "repetition_penalty", "a positive number")
         for name in ("presence_penalty", "frequency_penalty"):
             check(finite(name) and -2 <= getattr(self, name) <= 2, name, "a number in [-2, 2]")
-        known = self.max_tokens is None or (
-            isinstance(self.max_tokens, int) and self.max_tokens >= 1
-        )
+        known = self.max_tokens is None or integer("max_tokens", 1)
         check(known, "max_tokens", "None or 1 and more")
-        check(isinstance(self.min_tokens, int) and self.min_tokens >= 0, "min_tokens", "0 or more")
+        check(integer("min_tokens", 0), "min_tokens", "0 or more")
         check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             "min_tokens",
             "at most max_tokens",
         )
-        check(self.logprobs is None or 0 <= self.logprobs <= 1000, "logprobs", "None or 0 to 1000")
-        check(self.seed is None or isinstance(self.seed, int), "seed", "None or an integer")
+        wanted = self.logprobs is None or integer("logprobs", 0, 1000)
+        check(wanted, "logprobs", "None or an integer of 0 to 1000")
+        check(self.seed is None or integer("seed", -math.inf), "seed", "None or an integer")
+        listed = self.stop is None or isinstance(self.stop, (str, list, tuple))
+        check(listed, "stop", "None, a string or a list of strings")
         check(all(isinstance(s, str) and s for s in self.stop_strings), "stop", "non-empty strings")
         check(self.detokenize or not self.stop_strings, "detokenize", "True, for stop strings,")
+        ids = isinstance(self.stop_token_ids, (list, tuple, set, frozenset)) and all(
+            type(i) is int for i in self.stop_token_ids
+        )
+        check(ids, "stop_token_ids", "a list of integers")
+        check(isinstance(self.logit_bias, Mapping), "logit_bias", "a mapping of token id to number")
         for token, bias in self.logit_bias.items():
-            if not (isinstance(token, int) and token >= 0 and not math.isnan(bias)):
+            known = _is_number(bias) and (bias == -math.inf or abs(bias) <= _FLOAT32_MAX)
+            if not (type(token) is int and token >= 0 and known):
                 raise ConfigError(
-                    f"logit_bias has {token!r}: {bias!r}; token id to number is needed."
+                    f"logit_bias has {token!r}: {bias!r}; token id to a float32 or -inf is needed."
                 )
 
     @property

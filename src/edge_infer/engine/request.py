@@ -17,6 +17,7 @@ from edge_infer.engine.outputs import (
     TokenLogprobs,
 )
 from edge_infer.engine.params import SamplingParams
+from edge_infer.errors import ConfigError
 
 
 class Request:
@@ -56,10 +57,15 @@ class Request:
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
         self._stop_tokens = frozenset(params.stop_token_ids)
         self._mask = None
+        unknown = next((t for t in params.logit_bias if t >= vocab_size), None)
+        if unknown is not None:
+            raise ConfigError(
+                f"logit_bias has token {unknown}, which is outside the vocabulary of {vocab_size}."
+            )
         self.sampler: Any = _native.SamplingState(
             vocab_size,
             temperature=params.temperature,
-            top_k=max(params.top_k, 0),
+            top_k=min(max(params.top_k, 0), vocab_size),
             top_p=params.top_p,
             min_p=params.min_p,
             repetition_penalty=params.repetition_penalty,

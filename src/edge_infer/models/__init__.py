@@ -22,7 +22,7 @@ ARCHITECTURES = {
 def supported(config: dict[str, Any]) -> bool:
     """Whether the native engine runs this config.json."""
     names = config.get("architectures")
-    return isinstance(names, list) and any(n in ARCHITECTURES for n in names)
+    return isinstance(names, list) and any(str(n) in ARCHITECTURES for n in names)
 
 
 def architecture(config: dict[str, Any]) -> Callable[..., None]:
@@ -30,7 +30,7 @@ def architecture(config: dict[str, Any]) -> Callable[..., None]:
     names = config.get("architectures")
     if not isinstance(names, list) or not names:
         raise CheckpointError("config.json names no architecture.")
-    for name in names:
+    for name in map(str, names):
         if name in ARCHITECTURES:
             module = importlib.import_module(f"edge_infer.models.{ARCHITECTURES[name]}")
             return module.build

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_infer.errors import CheckpointError
-from edge_infer.models.rope import RopeTable, rope_table
+from edge_infer.models.rope import RopeTable, finite, rope_table
+
+MAX_HEAD_DIM = 1 << 16
 
 
 def integer(config: dict[str, Any], key: str, default: int | None = None, *, low: int = 1) -> int:
@@ -20,12 +22,24 @@ def integer(config: dict[str, Any], key: str, default: int | None = None, *, low
     return value
 
 
-def number(config: dict[str, Any], key: str, default: float | None = None) -> float:
+def number(
+    config: dict[str, Any], key: str, default: float | None = None, *, low: float | None = None
+) -> float:
+    """A finite number of config.json, at least ``low``; CheckpointError for anything else."""
     value = config.get(key)
     value = default if value is None else value
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise CheckpointError(f"config.json has {key} = {value!r}; a number is needed.")
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not finite(value):
+        raise CheckpointError(f"config.json has {key} = {value!r}; a finite number is needed.")
+    if low is not None and value < low:
+        raise CheckpointError(f"config.json has {key} = {value!r}; {low} or more is needed.")
     return float(value)
+
+
+def positive(config: dict[str, Any], key: str, default: float | None = None) -> float:
+    value = number(config, key, default)
+    if value <= 0:
+        raise CheckpointError(f"config.json has {key} = {value!r}; a positive number is needed.")
+    return value
 
 
 @dataclass(frozen=True)
@@ -52,11 +66,16 @@ class DecoderConfig:
         kv_heads = integer(config, "num_key_value_heads", heads)
         if heads % kv_heads:
             raise CheckpointError(f"{heads} query heads are not a multiple of {kv_heads} KV heads.")
+        head_dim = integer(config, "head_dim", default_head_dim or hidden // heads)
+        if head_dim > MAX_HEAD_DIM:  # tables of this length are made before any shape is checked
+            raise CheckpointError(
+                f"config.json claims a head_dim of {head_dim}; at most {MAX_HEAD_DIM} is possible."
+            )
         layers = integer(config, "num_hidden_layers")
         if layers > 4096:
             raise CheckpointError(f"config.json claims {layers} layers.")
         window = config.get("sliding_window")
-        window = integer(config, "sliding_window") if window else 0
+        window = integer(config, "sliding_window", low=0) if window is not None else 0
         return cls(
             raw=config,
             hidden_size=hidden,
@@ -64,9 +83,9 @@ class DecoderConfig:
             num_hidden_layers=layers,
             num_attention_heads=heads,
             num_key_value_heads=kv_heads,
-            head_dim=integer(config, "head_dim", default_head_dim or hidden // heads),
+            head_dim=head_dim,
             vocab_size=integer(config, "vocab_size"),
-            rms_norm_eps=number(config, "rms_norm_eps", 1e-6),
+            rms_norm_eps=positive(config, "rms_norm_eps", 1e-6),
             max_position_embeddings=integer(config, "max_position_embeddings", 2048),
             hidden_act=activation_name(
                 config.get("hidden_activation") or config.get("hidden_act") or "silu"
@@ -77,7 +96,13 @@ class DecoderConfig:
 
     def window(self, layer: int) -> int:
         """Positions that a layer sees, 0 for all of them."""
-        return self.sliding_window if self.layer_types[layer] == "sliding_attention" else 0
+        return self.sliding() if self.layer_types[layer] == "sliding_attention" else 0
+
+    def sliding(self) -> int:
+        """The window of a layer that has one; CheckpointError where config.json names none."""
+        if not self.sliding_window:
+            raise CheckpointError("A layer has sliding attention; config.json has no window.")
+        return self.sliding_window
 
     def rope(
         self, layer_type: str = "full_attention", *, theta_key: str = "rope_theta"
@@ -119,7 +144,7 @@ _ACTIVATIONS = {
 
 
 def activation_name(name: Any) -> str:
-    if name not in _ACTIVATIONS:
+    if not isinstance(name, str) or name not in _ACTIVATIONS:
         raise CheckpointError(f"config.json names the activation {name!r}, which is unknown.")
     return _ACTIVATIONS[name]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from edge_infer.models.builder import ProgramBuilder
-from edge_infer.models.config import DecoderConfig, integer, number
+from edge_infer.models.config import DecoderConfig, integer, number, positive
 from edge_infer.models.llama import output_head
 from edge_infer.models.rope import rope_table
 from edge_infer.models.values import KvGroup
@@ -19,8 +19,8 @@ def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
         c.head_dim,
         c.rms_norm_eps,
     )
-    scale = number(c.raw, "query_pre_attn_scalar", 256.0) ** -0.5
-    attn_softcap = number(c.raw, "attn_logit_softcapping", 0.0)
+    scale = positive(c.raw, "query_pre_attn_scalar", 256.0) ** -0.5
+    attn_softcap = number(c.raw, "attn_logit_softcapping", 0.0, low=0.0)
     sliding = _sliding_layers(c)
     global_rope, local_rope = _ropes(c)
 
@@ -45,7 +45,7 @@ def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
         k = p.rms_norm(k, norm(f"{attn}.k_norm", dim), eps, offset=1, heads=kv_heads, in_place=True)
         rope = local_rope if sliding[i] else global_rope
         q, k = p.rope(q, rope, heads), p.rope(k, rope, kv_heads)
-        group = KvGroup(kv_heads, dim, c.sliding_window if sliding[i] else 0)
+        group = KvGroup(kv_heads, dim, c.sliding() if sliding[i] else 0)
         o = p.attention(q, k, v, heads=heads, group=group, scale=scale, softcap=attn_softcap)
         o = p.linear(o, w.linear(f"{attn}.o_proj", c.hidden_size, heads * dim))
         p.rms_norm(o, norm(f"{name}.post_attention_layernorm"), eps, offset=1, add_to=x)
@@ -62,7 +62,7 @@ def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
         d = p.linear(p.glu(gate, up, c.hidden_act), down)
         p.rms_norm(d, norm(f"{name}.post_feedforward_layernorm"), eps, offset=1, add_to=x)
     h = p.rms_norm(p.gather(x), norm("model.norm"), eps, offset=1, in_place=True)
-    output_head(p, w, c, h, softcap=number(c.raw, "final_logit_softcapping", 0.0))
+    output_head(p, w, c, h, softcap=number(c.raw, "final_logit_softcapping", 0.0, low=0.0))
 
 
 def _sliding_layers(c: DecoderConfig) -> list[bool]:

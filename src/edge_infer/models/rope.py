@@ -28,6 +28,11 @@ class RopeTable:
         return self.axis or (0,) * len(self.inverse_frequency)
 
 
+def finite(value: float) -> bool:
+    """Whether a number, perhaps an integer of any size, is finite as float32."""
+    return abs(value) <= float(np.finfo(np.float32).max)
+
+
 def rope_table(
     head_dim: int, theta: float, *, scaling: dict[str, Any] | None = None, partial: float = 1.0
 ) -> RopeTable:
@@ -36,9 +41,11 @@ def rope_table(
     ``scaling`` is the Hugging Face ``rope_scaling`` / ``rope_parameters`` object. Raises
     UnsupportedError for a type that is not implemented, CheckpointError for a damaged one.
     """
+    if not 0 < partial <= 1 or not (np.float32(theta) > 0 and finite(theta)):
+        raise CheckpointError(f"RoPE over {partial} of a head with theta {theta} makes no sense.")
     dims = int(head_dim * partial) // 2 * 2
-    if dims < 2 or not (theta > 0 and math.isfinite(theta)):
-        raise CheckpointError(f"RoPE over {dims} dims with theta {theta} makes no sense.")
+    if dims < 2:
+        raise CheckpointError(f"RoPE over {dims} of {head_dim} dims makes no sense.")
     exponent = np.arange(0, dims, 2, dtype=np.float32) / np.float32(dims)
     frequency = (1.0 / np.power(np.float32(theta), exponent)).astype(np.float32)
     scaling = scaling or {}
@@ -47,7 +54,8 @@ def rope_table(
     axis: tuple[int, ...] = ()
     try:
         if kind == "linear":
-            frequency = frequency / np.float32(_positive(scaling, "factor"))
+            with np.errstate(over="ignore"):
+                frequency = frequency / np.float32(_positive(scaling, "factor"))
         elif kind == "llama3":
             frequency = _llama3(frequency, scaling)
         elif kind == "yarn":
@@ -59,11 +67,14 @@ def rope_table(
             )
         sections = scaling.get("mrope_section")
         if sections:
-            axis = tuple(a for a, n in enumerate(sections) for _ in range(int(n)))
-            if len(axis) != dims // 2:
+            counts = [int(n) for n in sections]
+            if min(counts) < 0 or sum(counts) != dims // 2:
                 raise CheckpointError(f"mrope_section {sections} does not add up to {dims // 2}.")
-    except (KeyError, TypeError, ValueError) as e:
+            axis = tuple(a for a, n in enumerate(counts) for _ in range(n))
+    except (KeyError, TypeError, ValueError, ArithmeticError) as e:
         raise CheckpointError(f"RoPE scaling {kind!r} is damaged: {e}.") from None
+    if not (np.isfinite(frequency).all() and finite(factor)):
+        raise CheckpointError(f"RoPE scaling {kind!r} has frequencies that are no numbers.")
     return RopeTable(tuple(float(f) for f in frequency), axis, factor)
 
 
