@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -347,3 +348,33 @@ def test_unknown_architecture(tmp_path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with pytest.raises(UnsupportedError, match="MysteryForCausalLM"):
         LLM(folder)
+
+
+def test_calls_beside_a_stream_take_no_text_from_it(llm) -> None:
+    params = SamplingParams(temperature=0, max_tokens=30, ignore_eos=True)
+    alone = "".join(llm.stream([65, 66, 67], params))
+    stream = llm.stream([65, 66, 67], params)
+    text = next(stream)
+    llm.generate([70, 71], SamplingParams(temperature=0, max_tokens=10, ignore_eos=True))
+    assert text + "".join(stream) == alone
+    stream = llm.stream([65, 66, 67], params)
+    text = next(stream)
+    llm.generate([70, 71], SamplingParams(temperature=0, max_tokens=60, ignore_eos=True))
+    assert text + "".join(stream) == alone
+
+
+def test_threads_get_what_they_get_alone(llm) -> None:
+    params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    prompts = [[10 + i, 20 + i] for i in range(4)]
+    alone = [llm.generate(p, params)[0].outputs[0].token_ids for p in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            got = list(pool.map(lambda p: llm.generate(p, params)[0].outputs[0].token_ids, prompts))
+            assert got == alone
+
+
+def test_a_path_that_is_not_utf8_has_a_name(model, tmp_path) -> None:
+    link = tmp_path / "m\udcff"
+    link.symlink_to(model)
+    with pytest.raises(UnsupportedError, match="not UTF-8"):
+        LLM(link)

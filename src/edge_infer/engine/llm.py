@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
@@ -31,7 +32,7 @@ class LLM:
     done and bytes in all while the model is converted. ``load_seconds``: what opening took after
     that. Raises an EdgeInferError when the model cannot be run here.
 
-    Not safe for use from several threads at once.
+    Calls from several threads share the steps of one batch.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class LLM:
         self.scheduler = Scheduler(self.runner)
         self._template_override = chat_template
         self._ids = itertools.count()
+        self._lock = threading.RLock()  # one step at a time; calls beside each other share steps
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -133,26 +135,41 @@ class LLM:
         stop string. Closing the iterator cancels the request. The generator's return value is the
         finished output."""
         request = self._request(prompt, params or SamplingParams())
-        self.scheduler.add(request)
+        with self._lock:
+            self.scheduler.add(request)
         try:
             while not request.finished:
-                if request in self.scheduler.step() and request.new_text:
-                    yield request.new_text
+                self._step([request])
+                if text := request.take_text():
+                    yield text
+            if text := request.take_text():  # a call beside this one ended it
+                yield text
             return request.output()
         finally:
-            if not request.finished:
-                self.scheduler.abort(request)
+            self._abort([request])
 
     def _run(self, requests: list[Request]) -> None:
         try:
-            for r in requests:
-                self.scheduler.add(r)
+            with self._lock:
+                for r in requests:
+                    self.scheduler.add(r)
             while any(not r.finished for r in requests):
-                self.scheduler.step()
+                self._step(requests)
         except BaseException:
-            for r in requests:
-                self.scheduler.abort(r)
+            self._abort(requests)
             raise
+
+    def _step(self, requests: list[Request]) -> None:
+        """One step of everything that runs, unless another call has finished ``requests``."""
+        with self._lock:
+            if any(not r.finished for r in requests):
+                self.scheduler.step()
+
+    def _abort(self, requests: list[Request]) -> None:
+        with self._lock:
+            for r in requests:
+                if not r.finished:
+                    self.scheduler.abort(r)
 
     def _request(self, prompt: Any, params: SamplingParams) -> Request:
         text, ids = self._tokens(prompt)

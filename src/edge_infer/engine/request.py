@@ -53,7 +53,7 @@ class Request:
         self.finish_reason: str | None = None
         self.stop_reason: str | int | None = None
         self.logprobs: list[TokenLogprobs] | None = [] if params.logprobs is not None else None
-        self.new_text = ""  # text of the last step, for streams
+        self.new_text = ""  # text that no stream has taken yet
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
         self._stop_tokens = frozenset(params.stop_token_ids)
         self._mask = None
@@ -101,7 +101,7 @@ class Request:
         is_stop = (
             token in self._eos or token in self._stop_tokens
         ) and count >= self.params.min_tokens
-        self.new_text = "" if is_stop else self._push(token)
+        self.new_text += "" if is_stop else self._push(token)
         if is_stop:
             self.stop_reason = token if token in self._stop_tokens else None
             self.finish("stop")
@@ -129,6 +129,11 @@ class Request:
         self.finish_reason = reason
         if self.detokenizer is not None and self.detokenizer.stopped is None:
             self.new_text += self.detokenizer.finish()
+
+    def take_text(self) -> str:
+        """The text since the last call: of several steps when other requests ran them."""
+        text, self.new_text = self.new_text, ""
+        return text
 
     def output(self) -> RequestOutput:
         text = self.detokenizer.text if self.detokenizer is not None else ""

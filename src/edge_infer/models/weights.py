@@ -8,7 +8,7 @@ from typing import Any
 from edge_infer import _native
 from edge_infer.checkpoint.reader import Checkpoint
 from edge_infer.checkpoint.safetensors_io import TensorInfo
-from edge_infer.errors import CheckpointError
+from edge_infer.errors import CheckpointError, UnsupportedError
 from edge_infer.models.values import Linear
 
 FLOAT_DTYPES = ("F32", "F16", "BF16")
@@ -23,6 +23,13 @@ class Weights:
 
     def __init__(self, checkpoint: Checkpoint, mode: str = "mapped") -> None:
         self.checkpoint = checkpoint
+        for file in checkpoint.files:
+            try:
+                str(file).encode()
+            except UnicodeEncodeError:
+                raise UnsupportedError(
+                    f"The path {str(file)!a} is not UTF-8.", remedy="Rename the folder."
+                ) from None
         self._by_file: dict[Path, Any] = {
             file: _native.WeightMap(str(file), mode) for file in checkpoint.files
         }
