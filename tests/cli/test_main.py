@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from importlib.metadata import version
 
 import pytest
@@ -10,6 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from edge_infer.cli import common
+from edge_infer.cli.__main__ import main
 from edge_infer.errors import CapacityError
 
 
@@ -97,3 +100,41 @@ def test_a_bug_is_not_dressed_up_as_an_error() -> None:
 )
 def test_megabytes(size: float, text: str) -> None:
     assert common.megabytes(size) == text
+
+
+def test_a_full_disk_under_stdout_has_a_name() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "edge_infer.cli", "device", "--json"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert json.loads(done.stderr)["error"]["code"] == "storage_failed"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])
+def test_json_is_valid_in_every_encoding(cli, encoding: str) -> None:
+    done = cli("inspect", "/\u00e9\udcff", "--json", env={"PYTHONIOENCODING": encoding})
+    assert done.returncode == 1
+    assert json.loads(done.stderr)["error"]["message"] == "/\u00e9\udcff does not exist."
+
+
+def test_memory_that_is_used_up_has_a_name() -> None:
+    result = CliRunner().invoke(_app(MemoryError()), [])
+    assert result.exit_code == 1
+    assert "[capacity_exceeded]" in result.stderr
+
+
+def test_interrupt_while_importing(monkeypatch, capsys) -> None:
+    class Interrupting:
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "edge_infer.cli.main":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "edge_infer.cli.main")
+    monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        main()
+    assert "interrupted" in capsys.readouterr().err

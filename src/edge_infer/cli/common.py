@@ -6,17 +6,18 @@ Only the standard library and typer are imported here, so that ``--help`` stays 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
 import sys
 import time
 from collections.abc import Callable
-from typing import Annotated, Any, NoReturn, TypeVar
+from typing import Annotated, Any, NoReturn, TextIO, TypeVar
 
 import typer
 
-from edge_infer.errors import EdgeInferError
+from edge_infer.errors import CapacityError, EdgeInferError, StorageError
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130
@@ -30,18 +31,27 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def print_json(value: Any) -> None:
     """Writes one JSON document to stdout; pydantic models are dumped by their schema."""
-    if hasattr(value, "model_dump_json"):
-        sys.stdout.write(value.model_dump_json(indent=2) + "\n")
-    else:
-        sys.stdout.write(json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    if hasattr(value, "model_dump"):
+        value = value.model_dump()
+    sys.stdout.write(_json(value, sys.stdout, indent=2) + "\n")
     sys.stdout.flush()
+
+
+def _json(value: Any, stream: TextIO, indent: int | None = None) -> str:
+    """As the stream can carry it: characters that its encoding lacks are escaped."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False)
+    try:
+        text.encode(stream.encoding or "utf-8")
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=indent)
+    return text
 
 
 def fail(error: EdgeInferError, as_json: bool) -> NoReturn:
     """Reports the error on stderr and ends the command with exit code 1."""
     if as_json:
         document = {"code": error.code, "message": error.message, "remedy": error.remedy}
-        print(json.dumps({"error": document}, ensure_ascii=False), file=sys.stderr)
+        print(_json({"error": document}, sys.stderr), file=sys.stderr)
     else:
         print(f"edge-infer: {error.message} [{error.code}]", file=sys.stderr)
         if error.remedy:
@@ -55,6 +65,7 @@ def command(function: F) -> F:
     @functools.wraps(function)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         as_json = bool(kwargs.get("as_json", False))
+        _make_streams_safe()
         try:
             return function(*args, **kwargs)
         except EdgeInferError as error:
@@ -65,10 +76,40 @@ def command(function: F) -> F:
             raise typer.Exit(EXIT_INTERRUPTED) from None
         except BrokenPipeError:
             # The reader (head, a closed pager) has seen enough; keep exit quiet.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            _discard_stdout()
             raise typer.Exit(0) from None
+        except MemoryError:
+            used_up = "The memory of this process is used up."
+            fail(CapacityError(used_up, remedy=_LESS_MEMORY), as_json)
+        except OSError as e:  # stdout on a full disk, above all
+            _discard_stdout()
+            where = f"{e.filename}: " if e.filename else ""
+            what = f"Reading or writing failed: {where}{e.strerror or e}."
+            fail(StorageError(what, remedy=_STORAGE), as_json)
 
     return wrapper  # type: ignore[return-value]
+
+
+_LESS_MEMORY = "Lower max_model_len or choose a smaller model."
+_STORAGE = "See to its space and permissions, and try again."
+
+
+def _make_streams_safe() -> None:
+    """Text that a terminal's encoding lacks is replaced, and closed streams take what comes."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115
+        elif name == "stdout" and hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    if sys.stdin is None:
+        sys.stdin = open(os.devnull, encoding="utf-8")  # noqa: SIM115
+
+
+def _discard_stdout() -> None:
+    """Nothing more is written there, not even at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def megabytes(n: float) -> str:

@@ -62,7 +62,13 @@ def run(
     if prompt is None and not talking:
         if sys.stdin.isatty():
             print("Prompt, ended by Ctrl-D:", file=sys.stderr)
-        prompt = sys.stdin.read().removesuffix("\n")  # what ends a piped line, not a text
+        try:
+            prompt = sys.stdin.read().removesuffix("\n")  # what ends a piped line, not a text
+        except UnicodeDecodeError as e:
+            raise ConfigError(
+                f"Standard input is not {e.encoding}: byte {e.object[e.start]:#04x} at {e.start}.",
+                remedy="Convert the text, or set PYTHONIOENCODING to its encoding.",
+            ) from None
     params = SamplingParams(
         temperature=temperature,
         top_k=top_k,
