@@ -102,3 +102,9 @@ def test_yarn_over_theta_one() -> None:
 def test_parts_of_a_head(partial: float) -> None:
     with pytest.raises(CheckpointError, match="RoPE"):
         rope_table(32, 10000.0, partial=partial)
+
+
+def test_an_unnamed_activation_is_the_familys() -> None:
+    bare = {k: v for k, v in CONFIG.items() if k != "hidden_activation"}
+    assert DecoderConfig.read({**bare, "model_type": "gemma3_text"}).hidden_act == "gelu_tanh"
+    assert DecoderConfig.read({**bare, "model_type": "llama"}).hidden_act == "silu"

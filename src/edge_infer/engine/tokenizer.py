@@ -69,6 +69,10 @@ class Tokenizer:
             )
         config = _read_json(folder / "tokenizer_config.json")
         generation = _read_json(folder / "generation_config.json")
+        if (
+            generation.get("eos_token_id") is None
+        ):  # older folders have it in the model's config only
+            generation["eos_token_id"] = _read_json(folder / "config.json").get("eos_token_id")
         return cls(folder, config, generation, _chat_templates(folder, config))
 
     def preload(self) -> threading.Thread:
@@ -149,7 +153,8 @@ class Tokenizer:
 
     @property
     def eos_token_ids(self) -> list[int]:
-        """Every token that ends generation: generation_config.json's, then the tokenizer's EOS."""
+        """Every token that ends generation: generation_config.json's (else config.json's), then the
+        tokenizer's EOS."""
         value = self._generation_config.get("eos_token_id")
         ids = [i for i in (value if isinstance(value, list) else [value]) if isinstance(i, int)]
         token = _token_text(self._config.get("eos_token"))

@@ -88,7 +88,7 @@ class DecoderConfig:
             rms_norm_eps=positive(config, "rms_norm_eps", 1e-6),
             max_position_embeddings=integer(config, "max_position_embeddings", 2048),
             hidden_act=activation_name(
-                config.get("hidden_activation") or config.get("hidden_act") or "silu"
+                config.get("hidden_activation") or config.get("hidden_act") or default_act(config)
             ),
             layer_types=_layer_types(config, layers),
             sliding_window=window,
@@ -141,6 +141,12 @@ _ACTIVATIONS = {
     "gelu_new": "gelu_tanh",
     "relu": "relu",
 }
+
+
+def default_act(config: dict[str, Any]) -> str:
+    """The activation of a config.json that names none: its family's own default."""
+    family = str(config.get("model_type", ""))
+    return "gelu_pytorch_tanh" if family.startswith("gemma") else "silu"
 
 
 def activation_name(name: Any) -> str:
