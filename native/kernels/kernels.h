@@ -90,10 +90,10 @@ struct KernelTable {
   // padding; k_pad32 is k rounded up to 32.
   void (*pack_rows_bf16)(const float* x, int64_t x_stride, int rows, int k, int k_pad,
                          uint16_t* out);
-  // Packed weights dequantized to bf16 panel by panel, bf16 products, f32 sums; long rows are summed in
-  // stretches of k that depend on k alone, and y takes them in ascending order. scratch: 64-byte
-  // aligned, bf16_scratch_bytes(k_pad). Fastest when y_stride is no multiple of 1024 floats, whose
-  // rows would share the cache's sets.
+  // Packed weights dequantized to bf16 panel by panel, bf16 products, f32 sums; long rows are
+  // summed in stretches of k that depend on k alone, and y takes them in ascending order. scratch:
+  // 64-byte aligned, bf16_scratch_bytes(k_pad). Fastest when y_stride is no multiple of 1024
+  // floats, whose rows would share the cache's sets.
   void (*linear_bf16)(const Matrix& w, const uint16_t* x, int rows, int block_begin, int block_end,
                       void* scratch, float* y, int64_t y_stride, const Epilogue& e);
   int64_t (*bf16_scratch_bytes)(int k_pad);

@@ -68,6 +68,7 @@ def test_bos_policy(tmp_path):
 def test_end_tokens_come_from_generation_config_and_tokenizer(tmp_path):
     tokenizer_gguf.export(spm_fields(), tmp_path)
     assert Tokenizer.from_folder(tmp_path).eos_token_ids == [2]
+    (tmp_path / "generation_config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 7}))
     assert Tokenizer.from_folder(tmp_path).eos_token_ids == [7, 2]
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [5, 6]}))

@@ -69,9 +69,7 @@ class Tokenizer:
             )
         config = _read_json(folder / "tokenizer_config.json")
         generation = _read_json(folder / "generation_config.json")
-        if (
-            generation.get("eos_token_id") is None
-        ):  # older folders have it in the model's config only
+        if generation.get("eos_token_id") is None:  # older folders have it in config.json only
             generation["eos_token_id"] = _read_json(folder / "config.json").get("eos_token_id")
         return cls(folder, config, generation, _chat_templates(folder, config))
 
