@@ -75,7 +75,7 @@ def test_end_tokens_come_from_generation_config_and_tokenizer(tmp_path):
     assert Tokenizer.from_folder(tmp_path).eos_token_ids == [5, 6, 2]
     (tmp_path / "generation_config.json").unlink()
     tokenizer = Tokenizer.from_folder(tmp_path)
-    assert (tokenizer.eos_token_ids, tokenizer.bos_token_id) == ([2], 1)
+    assert (tokenizer.eos_token_ids, tokenizer.bos_token_id) == ([7, 2], 1)
 
 
 def test_ids_outside_the_vocabulary_have_no_text(tokenizer):
