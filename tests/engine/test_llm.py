@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -229,6 +230,19 @@ def test_pool_memory_goes_back(model) -> None:
     assert used >= llm.runner.blocks.used_bytes() * 0.9
     stream.close()
     assert resident() < used * 0.2
+
+
+def test_the_tokenizer_loads_beside_the_weights_or_not_at_all(model) -> None:
+    bare = LLM(model, skip_tokenizer_init=True)
+    params = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True, detokenize=False)
+    out = bare.generate([[1, 2, 3]], params)[0].outputs[0]
+    assert len(out.token_ids) == 3 and out.text == ""
+    assert bare.tokenizer._loaded is None
+    eager = LLM(model)
+    deadline = time.monotonic() + 20
+    while eager.tokenizer._loaded is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert eager.tokenizer._loaded is not None
 
 
 def test_a_model_that_does_not_fit_is_refused(model, monkeypatch) -> None:
