@@ -87,16 +87,9 @@ def test_vocab_size_covers_added_tokens(tokenizer):
     assert tokenizer.vocab_size == len(fields["model"]["vocab"])
 
 
-def test_preload_loads_in_the_background(folder):
-    tokenizer = Tokenizer.from_folder(folder)
-    tokenizer.preload().join(30)
-    assert tokenizer._loaded is not None
-
-
-def test_preload_leaves_errors_to_the_first_use(tmp_path):
+def test_a_damaged_file_is_named_at_first_use(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     tokenizer = Tokenizer.from_folder(tmp_path)
-    tokenizer.preload().join(30)
     with pytest.raises(CheckpointError):
         tokenizer.encode("a")
 

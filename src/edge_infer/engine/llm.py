@@ -30,8 +30,8 @@ class LLM:
     model's own. ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs,
     bounded by free memory. ``weights``: mapped, resident or locked. ``progress``: called with bytes
     done and bytes in all while the model is converted. ``load_seconds``: what opening took after
-    that. ``skip_tokenizer_init``: the tokenizer is loaded when it is first needed, not beside the
-    weights. Raises an EdgeInferError when the model cannot be run here.
+    that; the tokenizer loads when it is first needed. Raises an EdgeInferError when the model cannot
+    be run here.
 
     Calls from several threads share the steps of one batch.
     """
@@ -48,7 +48,6 @@ class LLM:
         chunk_size: int = 256,
         max_num_seqs: int = 8,
         chat_template: str | Path | None = None,
-        skip_tokenizer_init: bool = False,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         from edge_infer.checkpoint.resolve import resolve
@@ -65,8 +64,6 @@ class LLM:
         self.path = resolve(model, progress=progress)
         started = time.perf_counter()
         self.tokenizer = Tokenizer.from_folder(self.path)
-        if not skip_tokenizer_init:
-            self.tokenizer.preload()  # beside the weights
         self.runner = ModelRunner(self.path, options)
         self.scheduler = Scheduler(self.runner)
         self._template_override = chat_template

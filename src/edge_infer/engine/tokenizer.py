@@ -1,8 +1,7 @@
 """The tokenizer of a checkpoint folder: text to token ids and back.
 
-Encoding is the ``tokenizers`` library, imported and loaded at first use (or by :meth:`preload`, in
-a thread beside the loading of the weights), since it costs more time and memory than anything else
-that the engine imports (docs/edge/dependencies.md has the numbers).
+Encoding is the ``tokenizers`` library, imported and loaded at first use, since it costs more time
+and memory than anything else that the engine imports (docs/edge/dependencies.md has the numbers).
 
 Decoding works on bytes: every token is a fixed run of bytes, so text can be streamed token by token
 and one definition of it holds everywhere (invalid UTF-8 becomes U+FFFD, one for each maximal
@@ -72,19 +71,6 @@ class Tokenizer:
         if generation.get("eos_token_id") is None:  # older folders have it in config.json only
             generation["eos_token_id"] = _read_json(folder / "config.json").get("eos_token_id")
         return cls(folder, config, generation, _chat_templates(folder, config))
-
-    def preload(self) -> threading.Thread:
-        """Starts loading in the background; errors are raised by the first use, not here."""
-
-        def load() -> None:
-            try:
-                _ = self.backend
-            except (CheckpointError, UnsupportedError):
-                return
-
-        thread = threading.Thread(target=load, name="tokenizer-load", daemon=True)
-        thread.start()
-        return thread
 
     def encode(
         self, text: str, add_special_tokens: bool = True, *, parse_special: bool = True

@@ -17,11 +17,11 @@ from edge_infer.errors import EdgeInferError, ExecutionError
 from edge_infer.harness.child_events import ChildEvents, error_document
 
 
-def _open(options: dict[str, Any], **more: Any) -> Any:
+def _open(options: dict[str, Any]) -> Any:
     from edge_infer import LLM
 
     arguments = {name: value for name, value in options["engine"].items() if value is not None}
-    return LLM(options["model"], **arguments, **more)
+    return LLM(options["model"], **arguments)
 
 
 def _info(llm: Any) -> dict[str, Any]:
@@ -77,7 +77,7 @@ class Timer:
 def speed(options: dict[str, Any], events: ChildEvents) -> None:
     """Prefill and decode speed on random tokens; what llama-bench calls pp and tg."""
     opening = time.monotonic()
-    llm = _open(options, skip_tokenizer_init=True)  # its memory is measured by a stage of its own
+    llm = _open(options)
     events.send("loaded", open_seconds=time.monotonic() - opening, info=_info(llm))
     prompt, generate, repeat = (options[k] for k in ("prompt_tokens", "generate_tokens", "repeat"))
     timer = Timer(llm)
