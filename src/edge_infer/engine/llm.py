@@ -30,7 +30,7 @@ class LLM:
     model's own. ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs,
     bounded by free memory. ``weights``: mapped, resident or locked. ``progress``: called with bytes
     done and bytes in all while the model is converted. ``load_seconds``: what opening took after
-    that; the tokenizer loads at first need. Raises an EdgeInferError when the model cannot run here.
+    that; the tokenizer loads at first need. Raises an EdgeInferError when the model cannot run.
 
     Calls from several threads share the steps of one batch.
     """
