@@ -17,6 +17,7 @@ from model_files import write_folder, write_gguf
 
 from edge_infer.checkpoint import Checkpoint, safetensors_io
 from edge_infer.checkpoint.convert import convert
+from edge_infer.checkpoint.staging import staged_folder
 from edge_infer.errors import StorageError
 
 MB = 1 << 20
@@ -242,3 +243,14 @@ def test_an_unwritable_destination(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(StorageError, match="cannot be"):
         convert(source, tmp_path / "file" / "out")
+
+
+def test_a_destination_that_appears_meanwhile_is_kept(tmp_path):
+    destination = tmp_path / "model"
+    with pytest.raises(StorageError, match="in the meantime") as e, staged_folder(destination) as f:
+        (f / "ours").touch()
+        destination.mkdir()
+        (destination / "theirs").touch()
+    assert e.value.remedy
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+    assert [p.name for p in destination.iterdir()] == ["theirs"]

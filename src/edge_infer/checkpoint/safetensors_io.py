@@ -255,7 +255,10 @@ NO_SPACE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 def storage_error(e: OSError, path: Path, needed: int | None = None) -> StorageError:
     """The StorageError for a failed write, with the bytes needed and free where space ran out."""
     if e.errno not in NO_SPACE:
-        return StorageError(f"{path} cannot be written: {e.strerror or e}.")
+        return StorageError(
+            f"{path} cannot be written: {e.strerror or e}.",
+            remedy="Check the path and its permissions, or choose another destination.",
+        )
     numbers = "" if needed is None else f" {needed} bytes are needed"
     with contextlib.suppress(OSError):
         numbers += f"{' and' if numbers else ''} {free_bytes(path.parent)} are free"

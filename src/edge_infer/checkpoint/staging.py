@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import secrets
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from edge_infer.checkpoint.safetensors_io import storage_error
+from edge_infer.errors import StorageError
 
 _LOCK = ".lock"
 
@@ -45,6 +47,11 @@ def staged_folder(destination: Path) -> Iterator[Path]:
             os.rename(folder, destination)
             _sync(parent)
         except OSError as e:
+            if e.errno in (errno.EEXIST, errno.ENOTEMPTY):
+                raise StorageError(
+                    f"{destination} has come into being in the meantime.",
+                    remedy="Use it if another conversion made it, or choose another destination.",
+                ) from None
             raise storage_error(e, destination) from None
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
