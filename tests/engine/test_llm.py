@@ -349,6 +349,24 @@ def test_nan_weights_are_found(tmp_path) -> None:
         LLM(folder, threads=1).generate("Hi", GREEDY)
 
 
+def test_a_request_that_fails_leaves_the_others_alone(llm) -> None:
+    want = ids(llm.generate("Hello", GREEDY))[0]
+    nothing = {i: float("-inf") for i in range(VOCAB)}
+    bad = SamplingParams(temperature=0, max_tokens=20, logit_bias=nothing)
+    requests = [llm._request("Hello", p) for p in (bad, GREEDY, bad)]
+    for r in requests:
+        llm.scheduler.add(r)
+    while llm.scheduler.busy:
+        llm.scheduler.step()
+    assert [r.finish_reason for r in requests] == ["error", "length", "error"]
+    assert requests[1].generated == want
+    assert llm.runner.blocks.used_blocks() == 0
+    with pytest.raises(ExecutionError):
+        llm.generate(["Hello", "x"], [GREEDY, bad])
+    with pytest.raises(ExecutionError):
+        list(llm.stream("Hello", bad))
+
+
 def test_unknown_architecture(tmp_path) -> None:
     folder = write_model(tmp_path / "other")
     config = json.loads((folder / "config.json").read_text())

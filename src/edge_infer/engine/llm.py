@@ -144,6 +144,7 @@ class LLM:
                     yield text
             if text := request.take_text():  # a call beside this one ended it
                 yield text
+            _raise_errors([request])
             return request.output()
         finally:
             self._abort([request])
@@ -155,6 +156,7 @@ class LLM:
                     self.scheduler.add(r)
             while any(not r.finished for r in requests):
                 self._step(requests)
+            _raise_errors(requests)
         except BaseException:
             self._abort(requests)
             raise
@@ -239,3 +241,9 @@ def _not_a_prompt(value: Any) -> ConfigError:
         f"{str(value)[:80]!r} of type {type(value).__name__} is not a prompt.",
         remedy="Give a string, a list of token ids, or an object with prompt_token_ids.",
     )
+
+
+def _raise_errors(requests: list[Request]) -> None:
+    for r in requests:
+        if r.error is not None:
+            raise r.error

@@ -48,8 +48,8 @@ class RequestMetrics:
 @dataclass
 class CompletionOutput:
     """Generated text and tokens. ``finish_reason``: stop (a stop string, stop token or EOS),
-    length, abort, or None while running; ``stop_reason``: the stop string or token id, None for
-    EOS."""
+    length, abort, error, or None while running; ``stop_reason``: the stop string or token id, None
+    for EOS."""
 
     text: str
     token_ids: list[int]

@@ -17,7 +17,7 @@ from edge_infer.engine.outputs import (
     TokenLogprobs,
 )
 from edge_infer.engine.params import SamplingParams
-from edge_infer.errors import ConfigError
+from edge_infer.errors import ConfigError, EdgeInferError
 
 
 class Request:
@@ -51,6 +51,7 @@ class Request:
         self.detokenizer = detokenizer
         self.metrics = RequestMetrics(arrival)
         self.finish_reason: str | None = None
+        self.error: EdgeInferError | None = None
         self.stop_reason: str | int | None = None
         self.logprobs: list[TokenLogprobs] | None = [] if params.logprobs is not None else None
         self.new_text = ""  # text that no stream has taken yet
@@ -122,6 +123,11 @@ class Request:
 
     def _push(self, token: int) -> str:
         return self.detokenizer.push(token) if self.detokenizer is not None else ""
+
+    def fail(self, error: EdgeInferError) -> None:
+        """Ends the request with an error, which whoever waits for it raises."""
+        self.error = error
+        self.finish("error")
 
     def finish(self, reason: str) -> None:
         if self.finished:

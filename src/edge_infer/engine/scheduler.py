@@ -65,7 +65,10 @@ class Scheduler:
             assert r.blocks is not None
             self.runner.blocks.drop_unseen(r.blocks, r.computed)
             if i in rows:
-                r.take(logits[rows[i]], now)
+                try:
+                    r.take(logits[rows[i]], now)
+                except ExecutionError as e:  # its own trouble: the others go on
+                    r.fail(e)
                 touched.append(r)
                 if r.finished:
                     self._leave(r)
