@@ -16,8 +16,6 @@ import pytest
 import tiny
 
 from edge_infer import LLM, SamplingParams, _native
-from edge_infer.checkpoint import Checkpoint, layout
-from edge_infer.checkpoint.safetensors_io import read_array
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -37,15 +35,9 @@ LENGTH = 64
 
 def reference_model(folder):
     """transformers' Gemma 3 in f32 with the checkpoint's weights dequantized."""
-    c = Checkpoint.open(folder)
-    state = {n: read_array(t) for n, t in c.tensors.items() if n.endswith(".weight")}
-    for name, m in c.matrices.items():
-        minimums = read_array(m.minimums) if m.minimums else None
-        state[f"{name}.weight"] = layout.dequantize(
-            read_array(m.codes), read_array(m.scales), minimums, n=m.n, k=m.k, bits=m.bits
-        )
-    config = {k: v for k, v in c.config.items() if k != "quantization_config"}
-    model = transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**config)).eval()
+    config = transformers.Gemma3TextConfig(**tiny.plain_config(folder))
+    model = transformers.Gemma3ForCausalLM(config).eval()
+    state = tiny.dequantized(folder)
     tensors = {n: torch.from_numpy(np.array(v, np.float32)) for n, v in state.items()}
     missing, unexpected = model.load_state_dict(tensors, strict=False)
     assert set(missing) <= {"lm_head.weight"} and not unexpected

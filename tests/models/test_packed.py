@@ -14,9 +14,8 @@ import tiny
 from safetensors.numpy import load_file, save_file
 
 from edge_infer import _native
-from edge_infer.checkpoint import Checkpoint, layout
+from edge_infer.checkpoint import Checkpoint
 from edge_infer.checkpoint.convert import convert
-from edge_infer.checkpoint.safetensors_io import read_array
 
 pytest.importorskip("torch")
 pytest.importorskip("transformers")
@@ -32,17 +31,10 @@ TOKENS = [int(t) for t in np.random.default_rng(9).integers(0, tiny.COMMON["voca
 
 def dequantized(packed: Path, folder: Path) -> Path:
     """A plain f32 folder with the values that the packed one stands for."""
-    c = Checkpoint.open(packed)
-    out = {n: read_array(t) for n, t in c.tensors.items() if n.endswith((".weight", ".bias"))}
-    for name, m in c.matrices.items():
-        minimums = read_array(m.minimums) if m.minimums else None
-        out[f"{name}.weight"] = layout.dequantize(
-            read_array(m.codes), read_array(m.scales), minimums, n=m.n, k=m.k, bits=m.bits
-        )
     folder.mkdir()
-    config = {k: v for k, v in c.config.items() if k != "quantization_config"}
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file({k: np.ascontiguousarray(v) for k, v in out.items()}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(tiny.plain_config(packed)))
+    tensors = {k: np.ascontiguousarray(v) for k, v in tiny.dequantized(packed).items()}
+    save_file(tensors, folder / "model.safetensors")
     return folder
 
 

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
+from edge_infer.checkpoint import Checkpoint, layout
+from edge_infer.checkpoint.safetensors_io import read_array
 from edge_infer.engine.runner import ModelRunner, Piece, RunnerOptions
 
 CONFIGS: dict[str, dict] = {
@@ -168,3 +170,21 @@ def check_close(got: np.ndarray, want: np.ndarray) -> None:
     error = np.abs(got - want) / scale
     assert np.sqrt((error**2).mean()) <= 3e-5
     assert error.max() <= 5e-4
+
+
+def dequantized(folder: Path) -> dict[str, np.ndarray]:
+    """Every weight and bias of a packed folder by its Hugging Face name, as numbers."""
+    c = Checkpoint.open(folder)
+    out = {n: read_array(t) for n, t in c.tensors.items() if n.endswith((".weight", ".bias"))}
+    for name, m in c.matrices.items():
+        minimums = read_array(m.minimums) if m.minimums else None
+        out[f"{name}.weight"] = layout.dequantize(
+            read_array(m.codes), read_array(m.scales), minimums, n=m.n, k=m.k, bits=m.bits
+        )
+    return out
+
+
+def plain_config(folder: Path) -> dict:
+    """config.json of a packed folder without what the packing added."""
+    config = Checkpoint.open(folder).config
+    return {k: v for k, v in config.items() if k != "quantization_config"}
