@@ -17,6 +17,12 @@ Range visible(const Op& op, const StepInput& in, int row) {
   return {std::min(begin, end), end};
 }
 
+// The splits that a range touches, at least one.
+Range splits_of(const Range& v) {
+  const int first = v.begin / kAttentionSplit;
+  return {first, std::max(first + 1, (v.end + kAttentionSplit - 1) / kAttentionSplit)};
+}
+
 }  // namespace
 
 void Program::run_attention(const Op& op, size_t index, Worker& w) {
@@ -34,8 +40,7 @@ void Program::attention_decode(const Op& op, Worker& w) {
   int64_t item = 0;
   for (int r = 0; r < in_->decode_rows; ++r) {
     const Range v = visible(op, *in_, r);
-    const int s0 = v.begin / kAttentionSplit,
-              s1 = std::max(s0 + 1, (v.end + kAttentionSplit - 1) / kAttentionSplit);
+    const auto [s0, s1] = splits_of(v);
     for (int h = 0; h < op.kv_heads; ++h)
       for (int s = s0; s < s1; ++s, ++item) {
         if (item % w.threads != w.thread) continue;
@@ -54,8 +59,7 @@ void Program::attention_decode(const Op& op, Worker& w) {
   int64_t head = 0;
   for (int r = 0; r < in_->decode_rows; ++r) {
     const Range v = visible(op, *in_, r);
-    const int s0 = v.begin / kAttentionSplit,
-              s1 = std::max(s0 + 1, (v.end + kAttentionSplit - 1) / kAttentionSplit);
+    const auto [s0, s1] = splits_of(v);
     for (int h = 0; h < op.kv_heads; ++h, item += s1 - s0)
       for (int q = 0; q < group_heads; ++q, ++head) {
         if (head % w.threads != w.thread) continue;

@@ -106,8 +106,7 @@ void Program::run_linear(const Op& op, size_t index, Worker& w) {
   // --- channels ---
   int total = 0;
   for (const Weight& s : op.weights) total += blocks_of(s.matrix);
-  uint8_t* const bf16_scratch =
-      align64(w.scratch + (16 * max_k_pad_ * 4 + max_k_pad_ * 4 + 4096) / 4096 * 4096);
+  uint8_t* const bf16_scratch = align64(w.scratch + private_rows_);
 
   const auto blocks = [&](int begin, int end) {
     int block0 = 0, column = op.out.column;

@@ -67,8 +67,6 @@ void Program::plan_scratch() {
     k = std::max<int64_t>(k, op.weights[0].matrix.k);
   }
   max_k_pad_ = round_up(k, 128);
-  max_width_ = max_k_pad_;
-  for (const Buffer& b : spec_.buffers) max_width_ = std::max(max_width_, b.stride);
   const int64_t rows = round_up(std::max(spec_.max_rows, spec_.max_outputs), 16);
   // int8 codes, scales and sums; bf16 tiles; f32 rows for float weights: all may be needed at once.
   shared = rows * (max_k_pad_ + max_k_pad_ / kActGroup * 8) + rows * max_k_pad_ * 2 +
@@ -82,8 +80,8 @@ void Program::plan_scratch() {
                                           kPrefillTileRows, op.heads / op.kv_heads, op.head_dim));
   const int64_t bf16 =
       kernels_.bf16_scratch_bytes ? kernels_.bf16_scratch_bytes(static_cast<int>(max_k_pad_)) : 0;
-  private_stride_ = round_up(16 * max_k_pad_ * 4 + max_k_pad_ * 4 + 4096, 4096) +
-                    round_up(std::max(bf16, attention * 4), 4096);
+  private_rows_ = round_up(16 * max_k_pad_ * 4 + max_k_pad_ * 4 + 4096, 4096);
+  private_stride_ = private_rows_ + round_up(std::max(bf16, attention * 4), 4096);
   private_ = Arena(static_cast<size_t>(private_stride_ * team_->threads()));
 }
 

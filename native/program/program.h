@@ -188,8 +188,8 @@ class Program {
   Arena shared_;   // quantized or packed input rows of the running linear
   Arena private_;  // per thread
   int64_t private_stride_ = 0;
+  int64_t private_rows_ = 0;     // bytes of a thread's input rows; kernel scratch follows them
   int64_t max_k_pad_ = 0;        // widest linear input, padded to 128
-  int64_t max_width_ = 0;        // widest row of any kind
   std::vector<float> partials_;  // split attention: m, l, acc
   std::vector<uint8_t> barrier_before_;
   std::unique_ptr<std::atomic<int32_t>[]> claims_;  // one work counter an operation

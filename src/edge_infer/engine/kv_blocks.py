@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from edge_infer import _native
-from edge_infer.errors import CapacityError, ConfigError
+from edge_infer.errors import CapacityError
 from edge_infer.models.values import KvGroup
 
 BLOCK: int = _native.KV_BLOCK
@@ -161,17 +161,3 @@ class BlockManager:
         if blocks:
             self.pool.release(group, np.asarray(sorted(blocks), dtype=np.int32))
             self._free[group].extend(blocks)
-
-
-def check_lengths(max_model_len: int | None, limit: int) -> int:
-    """The context length to serve: ``max_model_len``, or the model's own ``limit``."""
-    if max_model_len is None:
-        return limit
-    if isinstance(max_model_len, bool) or not isinstance(max_model_len, int) or max_model_len < 1:
-        raise ConfigError(f"max_model_len = {max_model_len!r}; a positive integer is needed.")
-    if max_model_len > limit:
-        raise ConfigError(
-            f"max_model_len = {max_model_len}; the model was made for at most {limit} positions.",
-            remedy=f"Use {limit} or less.",
-        )
-    return max_model_len

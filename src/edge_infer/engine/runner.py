@@ -18,7 +18,6 @@ from edge_infer.engine.kv_blocks import (
     BlockManager,
     PoolPlan,
     SequenceBlocks,
-    check_lengths,
     plan_pool,
 )
 from edge_infer.errors import CapacityError, ConfigError
@@ -75,7 +74,7 @@ class ModelRunner:
         self.checkpoint = Checkpoint.open(path)
         build = models.architecture(self.checkpoint.config)
         self.config = DecoderConfig.read(self.checkpoint.config)
-        self.max_model_len = check_lengths(
+        self.max_model_len = _context_length(
             options.max_model_len, self.config.max_position_embeddings
         )
         self.weight_bytes = sum(f.stat().st_size for f in self.checkpoint.files)
@@ -105,7 +104,7 @@ class ModelRunner:
         return self.config.vocab_size
 
     def run(self, pieces: Sequence[Piece]) -> None:
-        """One step over ``pieces``; outputs are then rows of :meth:`logits`, in the order of
+        """One step over ``pieces``; outputs are then rows of :meth:`output`, in the order of
         :meth:`output_order`. Blocks must have been reserved."""
         n_groups = len(self.plan.groups)
         rows = [(i, p.start + r) for i, p in enumerate(pieces) for r in range(p.count)]
@@ -187,3 +186,17 @@ def _team(threads: int | None) -> Any:
         raise ConfigError(f"threads = {threads!r}; an integer of 1 to 1024 is needed.")
     pin = cpus.quota is None and count <= len(cpus.affinity)
     return _native.Team(count, list(cpus.pin_list(count)) if pin else [])
+
+
+def _context_length(max_model_len: int | None, limit: int) -> int:
+    """The context length to serve: ``max_model_len``, or the model's own ``limit``."""
+    if max_model_len is None:
+        return limit
+    if isinstance(max_model_len, bool) or not isinstance(max_model_len, int) or max_model_len < 1:
+        raise ConfigError(f"max_model_len = {max_model_len!r}; a positive integer is needed.")
+    if max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len = {max_model_len}; the model was made for at most {limit} positions.",
+            remedy=f"Use {limit} or less.",
+        )
+    return max_model_len

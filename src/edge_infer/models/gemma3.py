@@ -5,11 +5,9 @@ from __future__ import annotations
 from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.config import DecoderConfig, integer, number, positive
 from edge_infer.models.llama import output_head
-from edge_infer.models.rope import rope_table
+from edge_infer.models.rope import RopeTable, rope_table
 from edge_infer.models.values import KvGroup
 from edge_infer.models.weights import Weights
-
-ARCHITECTURES = ("Gemma3ForCausalLM",)
 
 
 def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
@@ -72,7 +70,7 @@ def _sliding_layers(c: DecoderConfig) -> list[bool]:
     return [bool((i + 1) % pattern) for i in range(c.num_hidden_layers)]
 
 
-def _ropes(c: DecoderConfig):  # type: ignore[no-untyped-def]
+def _ropes(c: DecoderConfig) -> tuple[RopeTable, RopeTable]:
     """(global, local) tables; the local one is never scaled."""
     parameters = c.raw.get("rope_parameters")
     if isinstance(parameters, dict) and "sliding_attention" in parameters:

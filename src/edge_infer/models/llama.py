@@ -7,8 +7,6 @@ from edge_infer.models.config import DecoderConfig
 from edge_infer.models.values import KvGroup, Value
 from edge_infer.models.weights import Weights
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM")
-
 
 def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
     # Mistral windows every layer; Llama configs carry no sliding_window.

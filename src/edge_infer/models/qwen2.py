@@ -7,8 +7,6 @@ from edge_infer.models.config import DecoderConfig
 from edge_infer.models.llama import decoder
 from edge_infer.models.weights import Weights
 
-ARCHITECTURES = ("Qwen2ForCausalLM",)
-
 
 def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
     decoder(p, w, c)

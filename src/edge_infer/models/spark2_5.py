@@ -9,8 +9,6 @@ from edge_infer.models.llama import output_head
 from edge_infer.models.values import KvGroup, Value
 from edge_infer.models.weights import Weights
 
-ARCHITECTURES = ("Spark2_5ForCausalLM",)
-
 
 def build(p: ProgramBuilder, w: Weights, c: DecoderConfig) -> None:
     heads, kv_heads, dim, eps = (
