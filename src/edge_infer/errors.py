@@ -68,6 +68,23 @@ class ExecutionError(EdgeInferError):
     code = "execution_failed"
 
 
+class QueueFullError(EdgeInferError):
+    """More requests wait than the engine queues; ``retry_after``: seconds until it is worth asking
+    again."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: int, remedy: str = "") -> None:
+        super().__init__(message, remedy=remedy)
+        self.retry_after = retry_after
+
+
+class EngineStoppedError(EdgeInferError):
+    """The engine is stopping or has stopped, and takes no new requests."""
+
+    code = "engine_stopped"
+
+
 BY_CODE: dict[str, type[EdgeInferError]] = {
     cls.code: cls
     for cls in (

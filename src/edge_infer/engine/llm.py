@@ -13,7 +13,8 @@ from edge_infer.engine.chat_template import load as load_chat_template
 from edge_infer.engine.detokenizer import Detokenizer
 from edge_infer.engine.outputs import RequestOutput
 from edge_infer.engine.params import SamplingParams
-from edge_infer.engine.request import Request
+from edge_infer.engine.request import Request, TokenConstraint
+from edge_infer.engine.request import output as request_output
 from edge_infer.engine.runner import ModelRunner, RunnerOptions
 from edge_infer.engine.scheduler import Scheduler
 from edge_infer.engine.tokenizer import Tokenizer
@@ -67,7 +68,7 @@ class LLM:
         self.scheduler = Scheduler(self.runner)
         self._template_override = chat_template
         self._ids = itertools.count()
-        self._lock = threading.RLock()  # one step at a time; calls beside each other share steps
+        self.lock = threading.RLock()  # one step at a time; calls beside each other share steps
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -79,8 +80,8 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Completes each prompt; a list runs as one batch. A prompt is a string, a list of token
-        ids, or ``{"prompt_token_ids": [...]}``."""
+        """Completes each prompt, ``params.n`` times; a list runs as one batch. A prompt is a
+        string, a list of token ids, or ``{"prompt_token_ids": [...]}``."""
         if not isinstance(prompts, (Sequence, Mapping)):
             raise _not_a_prompt(prompts)
         single = isinstance(prompts, (str, bytes, bytearray, Mapping)) or (
@@ -96,9 +97,9 @@ class LLM:
             raise ConfigError(
                 f"{len(many)} prompts came with {len(all_params)} sampling parameters."
             )
-        requests = [self._request(p, s) for p, s in zip(many, all_params, strict=True)]
-        self._run(requests)
-        return [r.output() for r in requests]
+        prompted = [self.new_requests(p, s) for p, s in zip(many, all_params, strict=True)]
+        self._run([r for choices in prompted for r in choices])
+        return [request_output(choices) for choices in prompted]
 
     def chat(
         self,
@@ -134,8 +135,12 @@ class LLM:
         """Text deltas of one completion. They never split a character, and never show part of a
         stop string. Closing the iterator cancels the request. The generator's return value is the
         finished output."""
-        request = self._request(prompt, params or SamplingParams())
-        with self._lock:
+        (request, *others) = self.new_requests(prompt, params or SamplingParams())
+        if others:
+            raise ConfigError(
+                f"n = {len(others) + 1}; a stream has one choice.", remedy="Use generate."
+            )
+        with self.lock:
             self.scheduler.add(request)
         try:
             while not request.finished:
@@ -145,13 +150,13 @@ class LLM:
             if text := request.take_text():  # a call beside this one ended it
                 yield text
             _raise_errors([request])
-            return request.output()
+            return request_output([request])
         finally:
             self._abort([request])
 
     def _run(self, requests: list[Request]) -> None:
         try:
-            with self._lock:
+            with self.lock:
                 for r in requests:
                     self.scheduler.add(r)
             while any(not r.finished for r in requests):
@@ -163,17 +168,33 @@ class LLM:
 
     def _step(self, requests: list[Request]) -> None:
         """One step of everything that runs, unless another call has finished ``requests``."""
-        with self._lock:
+        with self.lock:
             if any(not r.finished for r in requests):
                 self.scheduler.step()
 
     def _abort(self, requests: list[Request]) -> None:
-        with self._lock:
+        with self.lock:
             for r in requests:
                 if not r.finished:
                     self.scheduler.abort(r)
 
-    def _request(self, prompt: Any, params: SamplingParams) -> Request:
+    def new_requests(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        constraint: Callable[[], TokenConstraint] | None = None,
+    ) -> list[Request]:
+        """The ``params.n`` choices of one prompt, ready for the scheduler. ``constraint`` makes
+        what restricts one choice's output.
+
+        Raises ConfigError for a prompt that is none, CapacityError (``context_length_exceeded``)
+        for one that leaves no room for an answer.
+        """
+        if constraint is not None and params.ignore_eos:
+            raise ConfigError(
+                "ignore_eos makes no sense with a constraint on the output, which EOS ends.",
+                remedy="Leave one of them out.",
+            )
         text, ids = self._tokens(prompt)
         room = self.max_model_len - len(ids)
         if room < 1:
@@ -191,18 +212,28 @@ class LLM:
                 remedy="Shorten the prompt, or raise kv_cache_memory_bytes.",
                 code="context_length_exceeded",
             )
-        return Request(
-            f"req-{next(self._ids)}",
-            text,
-            ids,
-            params,
-            vocab_size=self.runner.vocab_size,
-            max_tokens=min(max_tokens, fits),
-            # Asking for them loads the tokenizer, which a request of bare tokens can do without.
-            eos_token_ids=frozenset(() if params.ignore_eos else self.tokenizer.eos_token_ids),
-            detokenizer=self._detokenizer(params) if params.detokenize else None,
-            arrival=time.perf_counter(),
-        )
+        name = f"req-{next(self._ids)}"
+        arrival = time.perf_counter()
+        # Asking for them loads the tokenizer, which a request of bare tokens can do without.
+        eos = frozenset(() if params.ignore_eos else self.tokenizer.eos_token_ids)
+        requests = [
+            Request(
+                name,
+                text,
+                ids,
+                params,
+                vocab_size=self.runner.vocab_size,
+                max_tokens=min(max_tokens, fits),
+                eos_token_ids=eos,
+                detokenizer=self._detokenizer(params) if params.detokenize else None,
+                arrival=arrival,
+                choice=choice,
+                constraint=None if constraint is None else constraint(),
+            )
+            for choice in range(params.n)
+        ]
+        self.runner.blocks.check_possible(len(ids) + requests[0].max_tokens)
+        return requests
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
         return Detokenizer(

@@ -60,7 +60,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """One prompt's result; ``outputs`` has one completion."""
+    """One prompt's result; ``outputs`` has its ``n`` completions."""
 
     request_id: str
     prompt: str | None

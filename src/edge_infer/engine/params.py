@@ -23,13 +23,15 @@ class SamplingParams:
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 are off.
     ``max_tokens`` None: until the context is full. ``stop``: strings that end the text (not part
     of it unless ``include_stop_str_in_output``); ``stop_token_ids``: tokens that end it.
-    ``seed``: the same seed gives the same tokens whatever runs beside the request. ``logprobs``:
+    ``n``: completions of the prompt, 1 to 128. ``seed``: the same seed gives the same tokens
+    whatever runs beside the request; completion i draws with seed + i. ``logprobs``:
     None for none, n for the chosen token's and the n most likely ones'. ``detokenize`` False leaves
     the text empty: a prompt of token ids then never loads the tokenizer.
 
     Raises ConfigError for a value out of range.
     """
 
+    n: int = 1
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -62,6 +64,7 @@ class SamplingParams:
             value = getattr(self, name)
             return _is_number(value) and abs(value) <= sys.float_info.max
 
+        check(integer("n", 1, 128), "n", "an integer of 1 to 128")
         check(finite("temperature") and self.temperature >= 0, "temperature", "0 or more")
         check(integer("top_k", -1), "top_k", "-1, 0 or more")
         check(finite("top_p") and 0 < self.top_p <= 1, "top_p", "a number in (0, 1]")

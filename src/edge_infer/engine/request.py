@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -19,12 +20,32 @@ from edge_infer.engine.outputs import (
 from edge_infer.engine.params import SamplingParams
 from edge_infer.errors import ConfigError, EdgeInferError
 
+_SEEDS = 1 << 64
+
+
+class TokenConstraint(Protocol):
+    """What restricts the output of one request: a grammar's matcher, say.
+
+    Called on the thread that steps the engine. An exception ends only the request that it serves.
+    """
+
+    def mask(self) -> np.ndarray | None:
+        """Which tokens may come next: uint32 words [ceil(vocab / 32)], bit ``t % 32`` of word
+        ``t // 32`` set where token ``t`` is allowed (EOS too); None allows all."""
+
+    def accept(self, token: int) -> None:
+        """Takes the token that was chosen. Not called for the EOS or stop token that ends it."""
+
+    def finished(self) -> bool:
+        """Whether only EOS may follow: the request then ends with ``stop``."""
+
 
 class Request:
-    """Tokens, sampling state and blocks of one sequence.
+    """Tokens, sampling state and blocks of one sequence: one of ``params.n`` choices.
 
     ``tokens`` is the prompt followed by what was generated; ``computed`` how many of them have
-    their keys and values in the pool.
+    their keys and values in the pool. ``choice`` counts from 0; its seed is ``params.seed +
+    choice`` (modulo 2^64), so choice 0 is what n = 1 would give.
     """
 
     def __init__(
@@ -39,13 +60,18 @@ class Request:
         eos_token_ids: frozenset[int],
         detokenizer: Detokenizer | None,
         arrival: float,
+        choice: int = 0,
+        constraint: TokenConstraint | None = None,
     ) -> None:
         self.request_id = request_id
+        self.choice = choice
+        self.constraint = constraint
         self.prompt = prompt
         self.params = params
         self.prompt_length = len(prompt_token_ids)
         self.tokens = list(prompt_token_ids)
         self.computed = 0
+        self.cached_tokens = 0  # of the prompt: found in the pool when it was first admitted
         self.blocks: SequenceBlocks | None = None
         self.max_tokens = max_tokens
         self.detokenizer = detokenizer
@@ -55,6 +81,7 @@ class Request:
         self.stop_reason: str | int | None = None
         self.logprobs: list[TokenLogprobs] | None = [] if params.logprobs is not None else None
         self.new_text = ""  # text that no stream has taken yet
+        self._delivered = 0  # generated tokens that take_tokens has given out
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
         self._stop_tokens = frozenset(params.stop_token_ids)
         self._mask = None
@@ -73,7 +100,7 @@ class Request:
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
             logit_bias=dict(params.logit_bias),
-            seed=None if params.seed is None else params.seed & ((1 << 64) - 1),
+            seed=None if params.seed is None else (params.seed + choice) % _SEEDS,
             num_logprobs=-1 if params.logprobs is None else params.logprobs,
         )
         self.sampler.add_prompt(prompt_token_ids)
@@ -88,8 +115,8 @@ class Request:
 
     def take(self, logits: Any, now: float) -> None:
         """Samples the next token from ``logits`` [vocab], and ends the request where it should
-        end."""
-        result = self.sampler.sample(logits, self._forbidden(logits))
+        end. Raises ExecutionError, with nothing taken, when no token can be chosen."""
+        result = self.sampler.sample(logits, self._allowed(logits))
         token = int(result.token)
         self.tokens.append(token)
         if self.metrics.first_token is None:
@@ -109,10 +136,28 @@ class Request:
         elif self.detokenizer is not None and self.detokenizer.stopped is not None:
             self.stop_reason = self.detokenizer.stopped
             self.finish("stop")
+        elif self._constraint_ends(token):
+            self.finish("stop")
         elif count >= self.max_tokens:
             self.finish("length")
 
-    def _forbidden(self, logits: Any) -> Any:
+    def _constraint_ends(self, token: int) -> bool:
+        if self.constraint is None:
+            return False
+        self.constraint.accept(token)
+        return self.constraint.finished()
+
+    def _allowed(self, logits: Any) -> Any:
+        """The mask of tokens that may come next; None when everything is allowed."""
+        stops = self._kept_out(logits)
+        mask = self.constraint.mask() if self.constraint is not None else None
+        if mask is None or stops is None:
+            return stops if mask is None else mask
+        both = mask & stops
+        # A grammar that is complete before min_tokens may leave nothing but EOS.
+        return both if both.any() else mask
+
+    def _kept_out(self, logits: Any) -> Any:
         """The mask that keeps stop tokens out until min_tokens; None when everything is allowed."""
         stops = self._eos | self._stop_tokens
         if len(self.tokens) - self.prompt_length >= self.params.min_tokens or not stops:
@@ -141,23 +186,33 @@ class Request:
         text, self.new_text = self.new_text, ""
         return text
 
-    def output(self) -> RequestOutput:
-        text = self.detokenizer.text if self.detokenizer is not None else ""
-        completion = CompletionOutput(
-            text=text,
+    def take_tokens(self) -> tuple[list[int], list[TokenLogprobs] | None]:
+        """The generated tokens since the last call, with their log-probabilities."""
+        start, self._delivered = self._delivered, len(self.tokens) - self.prompt_length
+        logprobs = None if self.logprobs is None else self.logprobs[start:]
+        return self.tokens[self.prompt_length + start :], logprobs
+
+    def completion(self) -> CompletionOutput:
+        return CompletionOutput(
+            text=self.detokenizer.text if self.detokenizer is not None else "",
             token_ids=self.generated,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             logprobs=self.logprobs,
         )
-        return RequestOutput(
-            request_id=self.request_id,
-            prompt=self.prompt,
-            prompt_token_ids=self.tokens[: self.prompt_length],
-            outputs=[completion],
-            finished=self.finished,
-            metrics=self.metrics,
-        )
+
+
+def output(choices: Sequence[Request]) -> RequestOutput:
+    """The result of one prompt from its choices; the metrics are those of the first."""
+    first = choices[0]
+    return RequestOutput(
+        request_id=first.request_id,
+        prompt=first.prompt,
+        prompt_token_ids=first.tokens[: first.prompt_length],
+        outputs=[r.completion() for r in choices],
+        finished=all(r.finished for r in choices),
+        metrics=first.metrics,
+    )
 
 
 def allow_all_but(tokens: frozenset[int], vocab_size: int) -> Any:

@@ -9,16 +9,28 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass
+from typing import Any
 
 from edge_infer.engine.request import Request
 from edge_infer.engine.runner import ModelRunner, Piece
-from edge_infer.errors import ExecutionError
+from edge_infer.errors import EdgeInferError, ExecutionError
 
 
 @dataclass(frozen=True)
 class _Share:
     request: Request
     count: int
+
+
+@dataclass
+class Counters:
+    """What a scheduler has done since it was made. ``prompt_tokens``: of requests that were
+    admitted."""
+
+    steps: int = 0
+    prompt_tokens: int = 0
+    generated_tokens: int = 0
+    preemptions: int = 0
 
 
 class Scheduler:
@@ -28,10 +40,10 @@ class Scheduler:
         self.runner = runner
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # oldest first
+        self.counters = Counters()
 
     def add(self, request: Request) -> None:
-        """Queues a request. Raises CapacityError when it can never fit the pool."""
-        self.runner.blocks.check_possible(request.prompt_length + request.max_tokens)
+        """Queues a request, which must fit the pool (``BlockManager.check_possible``)."""
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
@@ -41,6 +53,14 @@ class Scheduler:
         if request in self.running:
             self._leave(request)
         request.finish("abort")
+
+    def fail_all(self, error: EdgeInferError) -> None:
+        """Ends every request with ``error``."""
+        for r in list(self.running):
+            self._leave(r)
+            r.fail(error)
+        while self.waiting:
+            self.waiting.popleft().fail(error)
 
     @property
     def busy(self) -> bool:
@@ -55,6 +75,7 @@ class Scheduler:
             return []
         pieces = [self._piece(s) for s in shares]
         self.runner.run(pieces)
+        self.counters.steps += 1
         now = time.perf_counter()
         logits = self.runner.output("logits")
         rows = {piece: row for row, (piece, _) in enumerate(self.runner.output_order())}
@@ -65,14 +86,22 @@ class Scheduler:
             assert r.blocks is not None
             self.runner.blocks.drop_unseen(r.blocks, r.computed)
             if i in rows:
-                try:
-                    r.take(logits[rows[i]], now)
-                except ExecutionError as e:  # its own trouble: the others go on
-                    r.fail(e)
+                self._take(r, logits[rows[i]], now)
                 touched.append(r)
                 if r.finished:
                     self._leave(r)
         return touched
+
+    def _take(self, request: Request, logits: Any, now: float) -> None:
+        """Gives a request its next token. Trouble of its own (no token allowed, a constraint that
+        raises) ends it alone: the others go on."""
+        try:
+            request.take(logits, now)
+            self.counters.generated_tokens += 1
+        except EdgeInferError as e:
+            request.fail(e)
+        except Exception as e:
+            request.fail(ExecutionError(f"Sampling failed: {type(e).__name__}: {e}."))
 
     def _piece(self, share: _Share) -> Piece:
         r = share.request
@@ -104,6 +133,8 @@ class Scheduler:
                 break
             self.waiting.popleft()
             r.blocks = blocks
+            if r.metrics.first_scheduled is None:
+                self.counters.prompt_tokens += r.prompt_length
             r.metrics.first_scheduled = r.metrics.first_scheduled or time.perf_counter()
             self.running.append(r)
             shares.append(_Share(r, count))
@@ -123,6 +154,7 @@ class Scheduler:
         self._leave(request)
         request.computed = 0
         request.metrics.preemptions += 1
+        self.counters.preemptions += 1
         self.waiting.appendleft(request)
 
     def _leave(self, request: Request) -> None:
