@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 
+#include "kv/pool.h"
 #include "bindings/bindings.h"
 #include "common/error.h"
 #include "isa/isa.h"
@@ -21,7 +22,7 @@ using In = nb::ndarray<const float, nb::c_contig, nb::device::cpu>;
 using Out = nb::ndarray<float, nb::c_contig, nb::device::cpu>;
 using InIds = nb::ndarray<const int32_t, nb::c_contig, nb::device::cpu>;
 using OutIds = nb::ndarray<int32_t, nb::c_contig, nb::device::cpu>;
-using Pool = nb::ndarray<uint16_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using Pool = nb::ndarray<uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 template <typename Array>
 int length(const Array& a, const char* name, int64_t expected) {
@@ -130,13 +131,13 @@ void bind_elementwise(nb::module_& k) {
       "level"_a, "x"_a, "gate"_a, "y"_a);
 }
 
-KvLayer layer(const Pool& pool, int kv_heads, int head_dim, bool bf16) {
-  const int64_t need = 2ll * kv_heads * head_dim * kKvBlock;
+KvLayer layer(const Pool& pool, int kv_heads, int head_dim, const std::string& dtype) {
+  const KvType type = kv_type_named(dtype);
+  const int64_t need = kv_block_bytes(type, kv_heads, head_dim);
   require(kv_heads > 0 && head_dim > 0 && static_cast<int64_t>(pool.shape(1)) >= need,
-          "a block of the pool has " + std::to_string(pool.shape(1)) + " elements; " +
+          "a block of the pool has " + std::to_string(pool.shape(1)) + " bytes; " +
               std::to_string(need) + " are needed");
-  return {pool.data(), static_cast<int64_t>(pool.shape(1)), kv_heads, head_dim,
-          bf16 ? KvType::kBf16 : KvType::kF16};
+  return {pool.data(), static_cast<int64_t>(pool.shape(1)), kv_heads, head_dim, type};
 }
 
 void check_blocks(const Pool& pool, const InIds& blocks, int begin, int end) {
@@ -150,24 +151,26 @@ void check_blocks(const Pool& pool, const InIds& blocks, int begin, int end) {
 void bind_attention(nb::module_& k) {
   k.def(
       "kv_store",
-      [](const std::string& level, Pool pool, bool bf16, int block, int slot, In key, In value) {
+      [](const std::string& level, Pool pool, const std::string& dtype, int block, int slot, In key,
+         In value) {
         require(key.ndim() == 2 && value.ndim() == 2, "key and value are [kv_heads, head_dim]");
         length(value, "value", static_cast<int64_t>(key.size()));
         const KvLayer kv =
-            layer(pool, static_cast<int>(key.shape(0)), static_cast<int>(key.shape(1)), bf16);
+            layer(pool, static_cast<int>(key.shape(0)), static_cast<int>(key.shape(1)), dtype);
         require(
             block >= 0 && block < static_cast<int>(pool.shape(0)) && slot >= 0 && slot < kKvBlock,
             "no such slot");
         kernel_table(level).kv_store(kv, block, slot, key.data(), value.data());
       },
-      "level"_a, "pool"_a, "bf16"_a, "block"_a, "slot"_a, "key"_a, "value"_a);
+      "level"_a, "pool"_a, "dtype"_a, "block"_a, "slot"_a, "key"_a, "value"_a);
   k.def(
       "attention_split",
-      [](const std::string& level, Pool pool, bool bf16, int kv_heads, int kv_head, InIds blocks,
-         In q, int begin, int end, float scale, float softcap, Out m, Out l, Out acc) {
+      [](const std::string& level, Pool pool, const std::string& dtype, int kv_heads, int kv_head,
+         InIds blocks, In q, int begin, int end, float scale, float softcap, Out m, Out l,
+         Out acc) {
         require(q.ndim() == 2, "q is [group_heads, head_dim]");
         const int heads = static_cast<int>(q.shape(0)), dim = static_cast<int>(q.shape(1));
-        const KvLayer kv = layer(pool, kv_heads, dim, bf16);
+        const KvLayer kv = layer(pool, kv_heads, dim, dtype);
         require(kv_head >= 0 && kv_head < kv_heads, "no such kv head");
         check_blocks(pool, blocks, begin, end);
         length(m, "m", heads);
@@ -178,7 +181,7 @@ void bind_attention(nb::module_& k) {
         kernel_table(level).attention_split(a, q.data(), begin, end, m.data(), l.data(),
                                             acc.data());
       },
-      "level"_a, "pool"_a, "bf16"_a, "kv_heads"_a, "kv_head"_a, "blocks"_a, "q"_a, "begin"_a,
+      "level"_a, "pool"_a, "dtype"_a, "kv_heads"_a, "kv_head"_a, "blocks"_a, "q"_a, "begin"_a,
       "end"_a, "scale"_a, "softcap"_a, "m"_a, "l"_a, "acc"_a);
   k.def(
       "attention_merge",
@@ -194,12 +197,12 @@ void bind_attention(nb::module_& k) {
       "level"_a, "m"_a, "l"_a, "acc"_a, "out"_a);
   k.def(
       "attention_prefill",
-      [](const std::string& level, Pool pool, bool bf16, int kv_heads, int kv_head, InIds blocks,
-         In q, InIds begin, InIds end, float scale, float softcap, Out out) {
+      [](const std::string& level, Pool pool, const std::string& dtype, int kv_heads, int kv_head,
+         InIds blocks, In q, InIds begin, InIds end, float scale, float softcap, Out out) {
         require(q.ndim() == 3, "q is [rows, group_heads, head_dim]");
         const int rows = static_cast<int>(q.shape(0)), heads = static_cast<int>(q.shape(1));
         const int dim = static_cast<int>(q.shape(2));
-        const KvLayer kv = layer(pool, kv_heads, dim, bf16);
+        const KvLayer kv = layer(pool, kv_heads, dim, dtype);
         require(kv_head >= 0 && kv_head < kv_heads, "no such kv head");
         length(begin, "begin", rows);
         length(end, "end", rows);
@@ -213,7 +216,7 @@ void bind_attention(nb::module_& k) {
         t.attention_prefill(a, q.data(), stride, rows, begin.data(), end.data(), scratch.data(),
                             out.data(), stride);
       },
-      "level"_a, "pool"_a, "bf16"_a, "kv_heads"_a, "kv_head"_a, "blocks"_a, "q"_a, "begin"_a,
+      "level"_a, "pool"_a, "dtype"_a, "kv_heads"_a, "kv_head"_a, "blocks"_a, "q"_a, "begin"_a,
       "end"_a, "scale"_a, "softcap"_a, "out"_a);
 }
 

@@ -27,12 +27,6 @@ using RefTuple = std::tuple<int32_t, int32_t, int32_t>;
 
 Ref to_ref(const RefTuple& t) { return {std::get<0>(t), std::get<1>(t), std::get<2>(t)}; }
 
-KvType to_kv_type(const std::string& name) {
-  if (name == "f16") return KvType::kF16;
-  if (name == "bf16") return KvType::kBf16;
-  throw Error("invalid_parameter", "Unknown KV dtype '" + name + "'; use f16 or bf16.");
-}
-
 Activation to_activation(const std::string& name) {
   if (name == "silu") return Activation::kSilu;
   if (name == "gelu") return Activation::kGelu;
@@ -136,15 +130,15 @@ void bind_program(nb::module_& m) {
             std::vector<KvGroupSpec> specs;
             for (const auto& [layers, heads, dim, blocks] : groups)
               specs.push_back({layers, heads, dim, blocks});
-            new (self) KvPool(std::move(specs), to_kv_type(dtype));
+            new (self) KvPool(std::move(specs), kv_type_named(dtype));
           },
           "groups"_a, "dtype"_a = "f16")
       .def_static(
           "block_bytes",
-          [](int layers, int heads, int dim) {
-            return KvPool::block_bytes({layers, heads, dim, 1});
+          [](int layers, int heads, int dim, const std::string& dtype) {
+            return KvPool::block_bytes({layers, heads, dim, 1}, kv_type_named(dtype));
           },
-          "layers"_a, "kv_heads"_a, "head_dim"_a,
+          "layers"_a, "kv_heads"_a, "head_dim"_a, "dtype"_a = "f16",
           "Bytes of one block of KV_BLOCK tokens across the layers of a group.")
       .def_prop_ro("bytes", &KvPool::bytes)
       .def_prop_ro("address", [](const KvPool& p) { return reinterpret_cast<uintptr_t>(p.data()); })

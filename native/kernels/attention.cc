@@ -24,29 +24,64 @@ inline void narrow(const float* x, int n, uint16_t* y) {
   for (; i < n; ++i) y[i] = float_to_kv<T>(x[i]);
 }
 
+// One head of one token: `x` times `factor` to keys (every 32nd element) or to values (a row).
+template <KvType T>
+void store_head(const float* x, float factor, int dim, KvElement<T>* y, int64_t stride) {
+  for (int d = 0; d < dim; d += 64) {
+    KvElement<T> part[64];
+    const int n = dim - d < 64 ? dim - d : 64;
+    if constexpr (T == KvType::kI8) {
+      for (int i = 0; i < n; ++i)
+        part[i] = factor == 0.0f ? 0 : static_cast<int8_t>(nearbyintf(x[d + i] * factor));
+    } else {
+      narrow<T>(x + d, n, part);
+    }
+    for (int i = 0; i < n; ++i) y[(d + i) * stride] = part[i];
+  }
+}
+
+// The scale of one head's codes, and what a value is multiplied with to become one. A head of zeros
+// (or so small that the reciprocal overflows) has scale 0; infinity and NaN become a NaN scale over
+// zero codes, so that they are loud and no cast is undefined.
+inline float code_scale(const float* x, int dim, float* factor) {
+  uint32_t largest = 0;  // as integers: NaN > inf > any finite value
+  for (int d = 0; d < dim; ++d) {
+    const uint32_t bits = bits_from_float(x[d]) & 0x7fffffffu;
+    largest = bits > largest ? bits : largest;
+  }
+  *factor = 0.0f;
+  if (largest >= 0x7f800000u) return float_from_bits(0x7fc00000u);
+  const float inverse = 127.0f / float_from_bits(largest);
+  if (bits_from_float(inverse) >= 0x7f800000u) return 0.0f;
+  *factor = inverse;
+  return float_from_bits(largest) / 127.0f;
+}
+
 template <KvType T>
 void store(const KvLayer& kv, int32_t block, int slot, const float* k, const float* v) {
-  uint16_t* base = kv.base + static_cast<int64_t>(block) * kv.block_stride;
   const int dim = kv.head_dim;
   for (int h = 0; h < kv.kv_heads; ++h) {
-    uint16_t* keys = base + static_cast<int64_t>(h) * dim * kKvBlock + slot;
-    const float* kh = k + static_cast<int64_t>(h) * dim;
-    for (int d = 0; d < dim; d += 64) {
-      uint16_t part[64];
-      const int n = dim - d < 64 ? dim - d : 64;
-      narrow<T>(kh + d, n, part);
-      for (int i = 0; i < n; ++i) keys[static_cast<int64_t>(d + i) * kKvBlock] = part[i];
+    float key_factor = 1.0f, value_factor = 1.0f;
+    const float* key = k + static_cast<int64_t>(h) * dim;
+    const float* value = v + static_cast<int64_t>(h) * dim;
+    if constexpr (T == KvType::kI8) {
+      block_key_scales<T>(kv, block, h)[slot] = code_scale(key, dim, &key_factor);
+      block_value_scales<T>(kv, block, h)[slot] = code_scale(value, dim, &value_factor);
     }
-    narrow<T>(v + static_cast<int64_t>(h) * dim, dim,
-              base + (static_cast<int64_t>(kv.kv_heads + h) * kKvBlock + slot) * dim);
+    store_head<T>(key, key_factor, dim, block_keys<T>(kv, block, h) + slot, kKvBlock);
+    store_head<T>(value, value_factor, dim,
+                  block_values<T>(kv, block, h) + static_cast<int64_t>(slot) * dim, 1);
   }
 }
 
 void kv_store(const KvLayer& kv, int32_t block, int slot, const float* k, const float* v) {
-  if (kv.type == KvType::kF16) {
-    store<KvType::kF16>(kv, block, slot, k, v);
-  } else {
-    store<KvType::kBf16>(kv, block, slot, k, v);
+  switch (kv.type) {
+    case KvType::kF16:
+      return store<KvType::kF16>(kv, block, slot, k, v);
+    case KvType::kBf16:
+      return store<KvType::kBf16>(kv, block, slot, k, v);
+    case KvType::kI8:
+      return store<KvType::kI8>(kv, block, slot, k, v);
   }
 }
 

@@ -27,14 +27,15 @@ int64_t prefill_scratch_floats(int rows, int group_heads, int head_dim) {
   return s.used + 16;  // slack to align the start
 }
 
-// Scores become weights 2^(score - maximum), keep what is left of earlier sums. A vector that sees
-// nothing gets weights 0 and keep 1.
-void softmax_step(const Vectors& v, const Tiles& tiles, float softcap) {
+// Scores become weights 2^(score - maximum) (times the value scales, which the sums leave out),
+// keep what is left of earlier sums. A vector that sees nothing gets weights 0 and keep 1.
+void softmax_step(const Vectors& v, const Tiles& tiles, const float* key_scales,
+                  const float* value_scales, float softcap) {
   for (int i = 0; i < v.count; i += 4) {  // four at a time share the reduction of their maxima
     VF top[4];
     for (int r = 0; r < 4; ++r)
-      top[r] = finish_scores(v.scores + static_cast<int64_t>(i + r) * kKvBlock, softcap, kLog2E,
-                             v.lo[i + r], v.hi[i + r]);
+      top[r] = finish_scores(v.scores + static_cast<int64_t>(i + r) * kKvBlock, key_scales, softcap,
+                             kLog2E, v.lo[i + r], v.hi[i + r]);
     const __m128 before = _mm_load_ps(v.max + i);
     const __m128 after = _mm_max_ps(vreduce_max4(top), before);
     _mm_store_ps(v.max + i, after);
@@ -44,9 +45,10 @@ void softmax_step(const Vectors& v, const Tiles& tiles, float softcap) {
   for (int i = 0; i < v.count; ++i) {
     const float* s = v.scores + static_cast<int64_t>(i) * kKvBlock;
     const VF base = vset(softmax_base(v.max[i]));
-    VF e[kScoreVectors];
-    for (int j = 0; j < kScoreVectors; ++j) e[j] = vexp2_down(vload(s + j * kW) - base);
-    store_weights(v, tiles, i, e);
+    VF e[kScoreVectors], scaled[kScoreVectors];
+    for (int j = 0; j < kScoreVectors; ++j) scaled[j] = e[j] = vexp2_down(vload(s + j * kW) - base);
+    scale_weights(scaled, value_scales);
+    store_weights(v, tiles, i, scaled);
     float* sum = v.sum + static_cast<int64_t>(i) * 8;
     _mm256_store_ps(sum,
                     _mm256_fmadd_ps(_mm256_load_ps(sum), _mm256_set1_ps(v.keep[i]), sum_to_8(e)));
@@ -99,10 +101,11 @@ void prefill(const AttentionArgs& a, const Vectors& v, const Tiles& tiles, int r
   for (int b = first / kKvBlock; b * kKvBlock < last; ++b) {
     int lo, hi;
     if (!see_block(v, rows, begin, end, b * kKvBlock, &lo, &hi)) continue;
-    load_block<T>(v, tiles, block_keys(*a.kv, a.blocks[b], a.kv_head),
-                  block_values(*a.kv, a.blocks[b], a.kv_head), lo, hi);
+    load_block<T>(v, tiles, block_keys<T>(*a.kv, a.blocks[b], a.kv_head),
+                  block_values<T>(*a.kv, a.blocks[b], a.kv_head), lo, hi);
     score_block<T>(v, tiles);
-    softmax_step(v, tiles, a.softcap);
+    softmax_step(v, tiles, block_key_scales<T>(*a.kv, a.blocks[b], a.kv_head),
+                 block_value_scales<T>(*a.kv, a.blocks[b], a.kv_head), a.softcap);
     value_block<T>(v, tiles);
   }
 }
@@ -120,10 +123,16 @@ void attention_prefill(const AttentionArgs& a, const float* q, int64_t q_stride,
     v.lo[i] = v.hi[i] = 0;
   }
   start_tiles(v, tiles, q, q_stride, a.softcap > 0.0f ? a.scale : a.scale * kLog2E);
-  if (a.kv->type == KvType::kF16) {
-    prefill<KvType::kF16>(a, v, tiles, rows, begin, end);
-  } else {
-    prefill<KvType::kBf16>(a, v, tiles, rows, begin, end);
+  switch (a.kv->type) {
+    case KvType::kF16:
+      prefill<KvType::kF16>(a, v, tiles, rows, begin, end);
+      break;
+    case KvType::kBf16:
+      prefill<KvType::kBf16>(a, v, tiles, rows, begin, end);
+      break;
+    case KvType::kI8:
+      prefill<KvType::kI8>(a, v, tiles, rows, begin, end);
+      break;
   }
   end_tiles();
   divide_by_sums(v, tiles, out, out_stride);

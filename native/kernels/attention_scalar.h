@@ -19,14 +19,16 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
       const int lo = t - block_start;
       const int hi = end - block_start < kKvBlock ? end - block_start : kKvBlock;
       const int32_t block = a.blocks[block_start / kKvBlock];
-      const uint16_t* keys = block_keys(*a.kv, block, a.kv_head);
-      const uint16_t* values = block_values(*a.kv, block, a.kv_head);
+      const KvElement<T>* keys = block_keys<T>(*a.kv, block, a.kv_head);
+      const KvElement<T>* values = block_values<T>(*a.kv, block, a.kv_head);
+      const float* key_scales = block_key_scales<T>(*a.kv, block, a.kv_head);
+      const float* value_scales = block_value_scales<T>(*a.kv, block, a.kv_head);
       float s[kKvBlock] = {};
       for (int d = 0; d < dim; ++d)
         for (int i = 0; i < kKvBlock; ++i) s[i] += qg[d] * kv_to_float<T>(keys[d * kKvBlock + i]);
       float top = max;
       for (int i = lo; i < hi; ++i) {
-        s[i] *= a.scale;
+        s[i] *= key_scales != nullptr ? a.scale * key_scales[i] : a.scale;
         if (a.softcap > 0.0f) s[i] = a.softcap * tanhf(s[i] / a.softcap);
         top = s[i] > top ? s[i] : top;
       }
@@ -37,8 +39,9 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
       for (int i = lo; i < hi; ++i) {
         const float w = expf(s[i] - base);
         sum += w;
-        const uint16_t* v = values + static_cast<int64_t>(i) * dim;
-        for (int d = 0; d < dim; ++d) out[d] += w * kv_to_float<T>(v[d]);
+        const float weight = value_scales != nullptr && w != 0.0f ? w * value_scales[i] : w;
+        const KvElement<T>* v = values + static_cast<int64_t>(i) * dim;
+        for (int d = 0; d < dim; ++d) out[d] += weight * kv_to_float<T>(v[d]);
       }
       max = top;
       t = block_start + hi;
@@ -50,10 +53,13 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
 
 void attention_split(const AttentionArgs& a, const float* q, int begin, int end, float* m, float* l,
                      float* acc) {
-  if (a.kv->type == KvType::kF16) {
-    split<KvType::kF16>(a, q, begin, end, m, l, acc);
-  } else {
-    split<KvType::kBf16>(a, q, begin, end, m, l, acc);
+  switch (a.kv->type) {
+    case KvType::kF16:
+      return split<KvType::kF16>(a, q, begin, end, m, l, acc);
+    case KvType::kBf16:
+      return split<KvType::kBf16>(a, q, begin, end, m, l, acc);
+    case KvType::kI8:
+      return split<KvType::kI8>(a, q, begin, end, m, l, acc);
   }
 }
 

@@ -1,5 +1,5 @@
 // Decode: one query row over one split of its tokens. Bound by the bandwidth of the KV pool, so
-// every key and value is loaded once for all the heads that share it, straight from its 16-bit
+// every key and value is loaded once for all the heads that share it, straight from its stored
 // form.
 #pragma once
 #include "kernels/attention_block.h"
@@ -17,23 +17,26 @@ constexpr int kChains = G == 1   ? 4
                         : G <= 3 ? 2
                                  : 1;
 
+template <KvType T>
 struct BlockPointers {
-  const uint16_t *keys, *values;            // of the block at hand
-  const uint16_t *next_keys, *next_values;  // of the next one, which only software can foresee
+  const KvElement<T>*keys, *values;            // of the block at hand
+  const KvElement<T>*next_keys, *next_values;  // of the next one, which only software can foresee
+  const float *key_scales, *value_scales;      // of the block at hand; null for 16-bit types
 };
 
-inline void prefetch(const uint16_t* p) {
-  _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0);
-}
+template <KvType T>
+constexpr int kLineElements = 64 / static_cast<int>(sizeof(KvElement<T>));
+
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
 
 // p[g][t] = scale * q[g] . keys[.][t]
 template <KvType T, int G>
-inline void dot_keys(const BlockPointers& b, int dim, const float* q, float scale,
+inline void dot_keys(const BlockPointers<T>& b, int dim, const float* q, float scale,
                      float (*p)[kKvBlock]) {
   constexpr int kParts = kKvBlock / (2 * kW);
   constexpr int U = kChains<G>;
   for (int part = 0; part < kParts; ++part) {
-    const uint16_t* keys = b.keys + part * 2 * kW;
+    const KvElement<T>* keys = b.keys + part * 2 * kW;
     VF s[U][G][2];
     for (int u = 0; u < U; ++u)
       for (int g = 0; g < G; ++g) s[u][g][0] = s[u][g][1] = vset(0.0f);
@@ -42,7 +45,8 @@ inline void dot_keys(const BlockPointers& b, int dim, const float* q, float scal
       for (int u = 0; u < U; ++u) {
         const VF k0 = vload_kv<T>(keys + (d + u) * kKvBlock);
         const VF k1 = vload_kv<T>(keys + (d + u) * kKvBlock + kW);
-        if (kParts == 1 || (d + u) % kParts == part) prefetch(b.next_keys + (d + u) * kKvBlock);
+        if ((d + u) % (kParts * kLineElements<T> / kKvBlock) == part)  // each line once
+          prefetch(b.next_keys + (d + u) * kKvBlock);
         for (int g = 0; g < G; ++g) {
           const VF x = vset(q[g * dim + d + u]);
           s[u][g][0] = vfma(x, k0, s[u][g][0]);
@@ -66,18 +70,18 @@ inline void dot_keys(const BlockPointers& b, int dim, const float* q, float scal
 
 // acc[g][d..] = acc[g][d..]*keep[g] + weights of G heads over tokens [lo, hi), NV vectors of dims.
 template <KvType T, int G, int NV>
-inline void add_values(const BlockPointers& b, int dim, int d, int lo, int hi,
+inline void add_values(const BlockPointers<T>& b, int dim, int d, int lo, int hi,
                        const float (*p)[kKvBlock], const float* keep, float* acc) {
   VF sum[G][NV];
   for (int g = 0; g < G; ++g)
     for (int j = 0; j < NV; ++j)
       sum[g][j] = vload(acc + static_cast<int64_t>(g) * dim + d + j * kW) * vset(keep[g]);
   const int64_t first = static_cast<int64_t>(lo) * dim + d;
-  const uint16_t *v = b.values + first, *next = b.next_values + first;
+  const KvElement<T>*v = b.values + first, *next = b.next_values + first;
   for (int t = lo; t < hi; ++t, v += dim, next += dim) {
     VF x[NV];
     for (int j = 0; j < NV; ++j) x[j] = vload_kv<T>(v + j * kW);
-    for (int j = 0; j < NV * kW; j += 32) prefetch(next + j);
+    for (int j = 0; j < NV * kW; j += kLineElements<T>) prefetch(next + j);
     for (int g = 0; g < G; ++g) {
       const VF w = vset(p[g][t]);
       for (int j = 0; j < NV; ++j) sum[g][j] = vfma(w, x[j], sum[g][j]);
@@ -89,7 +93,7 @@ inline void add_values(const BlockPointers& b, int dim, int d, int lo, int hi,
 }
 
 template <KvType T, int G>
-inline void add_values_tail(const uint16_t* values, int dim, int d, int lo, int hi,
+inline void add_values_tail(const KvElement<T>* values, int dim, int d, int lo, int hi,
                             const float (*p)[kKvBlock], const float* keep, float* acc) {
   const int n = dim - d;
   for (int g = 0; g < G; ++g) {
@@ -101,25 +105,24 @@ inline void add_values_tail(const uint16_t* values, int dim, int d, int lo, int 
   }
 }
 
-// Scores to weights exp(s - base) in place; returns their sum.
-inline float weigh_scores(float* s, float base) {
-  VF e[kScoreVectors];
-  for (int j = 0; j < kScoreVectors; ++j) {
-    e[j] = vexp(vload(s + j * kW) - vset(base));
-    vstore(s + j * kW, e[j]);
-  }
+// Scores to weights exp(s - base) in place, times the value scales; returns the sum without them.
+inline float weigh_scores(float* s, float base, const float* value_scales) {
+  VF e[kScoreVectors], scaled[kScoreVectors];
+  for (int j = 0; j < kScoreVectors; ++j) scaled[j] = e[j] = vexp(vload(s + j * kW) - vset(base));
+  scale_weights(scaled, value_scales);
+  for (int j = 0; j < kScoreVectors; ++j) vstore(s + j * kW, scaled[j]);
   return fold8(sum_to_8(e));
 }
 
 template <KvType T, int G>
-void split_block(const AttentionArgs& a, const BlockPointers& b, const float* q, int lo, int hi,
+void split_block(const AttentionArgs& a, const BlockPointers<T>& b, const float* q, int lo, int hi,
                  float* m, float* l, float* acc) {
   const int dim = a.kv->head_dim;
   float p[G][kKvBlock];
   dot_keys<T, G>(b, dim, q, a.scale, p);
   float base[G], keep[kHeadChunk] = {};
   for (int g = 0; g < G; ++g) {
-    const float top = vreduce_max(finish_scores(p[g], a.softcap, 1.0f, lo, hi));
+    const float top = vreduce_max(finish_scores(p[g], b.key_scales, a.softcap, 1.0f, lo, hi));
     const float max = top > m[g] ? top : m[g];
     base[g] = softmax_base(max);
     keep[g] = m[g] - base[g];
@@ -127,7 +130,7 @@ void split_block(const AttentionArgs& a, const BlockPointers& b, const float* q,
   }
   static_assert(kHeadChunk <= kW, "one vector holds what the heads keep");
   vstore_n(keep, vexp(vload_n(keep, kHeadChunk)), kHeadChunk);
-  for (int g = 0; g < G; ++g) l[g] = l[g] * keep[g] + weigh_scores(p[g], base[g]);
+  for (int g = 0; g < G; ++g) l[g] = l[g] * keep[g] + weigh_scores(p[g], base[g], b.value_scales);
   constexpr int NV = 2 * kChains<G>;
   int d = 0;
   for (; d + NV * kW <= dim; d += NV * kW) add_values<T, G, NV>(b, dim, d, lo, hi, p, keep, acc);
@@ -136,8 +139,8 @@ void split_block(const AttentionArgs& a, const BlockPointers& b, const float* q,
 }
 
 template <KvType T>
-void split_heads(const AttentionArgs& a, const BlockPointers& b, int heads, const float* q, int lo,
-                 int hi, float* m, float* l, float* acc) {
+void split_heads(const AttentionArgs& a, const BlockPointers<T>& b, int heads, const float* q,
+                 int lo, int hi, float* m, float* l, float* acc) {
   switch (heads) {
     case 1:
       return split_block<T, 1>(a, b, q, lo, hi, m, l, acc);
@@ -175,9 +178,12 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
     const int hi = end - start < kKvBlock ? end - start : kKvBlock;
     const int32_t block = a.blocks[index];
     const int32_t next = a.blocks[start + kKvBlock < end ? index + 1 : index];
-    const BlockPointers b{block_keys(*a.kv, block, a.kv_head),
-                          block_values(*a.kv, block, a.kv_head), block_keys(*a.kv, next, a.kv_head),
-                          block_values(*a.kv, next, a.kv_head)};
+    const BlockPointers<T> b{block_keys<T>(*a.kv, block, a.kv_head),
+                             block_values<T>(*a.kv, block, a.kv_head),
+                             block_keys<T>(*a.kv, next, a.kv_head),
+                             block_values<T>(*a.kv, next, a.kv_head),
+                             block_key_scales<T>(*a.kv, block, a.kv_head),
+                             block_value_scales<T>(*a.kv, block, a.kv_head)};
     for (int g = 0; g < a.group_heads; g += kHeadChunk) {
       const int heads = a.group_heads - g < kHeadChunk ? a.group_heads - g : kHeadChunk;
       split_heads<T>(a, b, heads, q + g * dim, t - start, hi, m + g, l + g, acc + g * dim);
@@ -188,10 +194,13 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
 
 void attention_split(const AttentionArgs& a, const float* q, int begin, int end, float* m, float* l,
                      float* acc) {
-  if (a.kv->type == KvType::kF16) {
-    split<KvType::kF16>(a, q, begin, end, m, l, acc);
-  } else {
-    split<KvType::kBf16>(a, q, begin, end, m, l, acc);
+  switch (a.kv->type) {
+    case KvType::kF16:
+      return split<KvType::kF16>(a, q, begin, end, m, l, acc);
+    case KvType::kBf16:
+      return split<KvType::kBf16>(a, q, begin, end, m, l, acc);
+    case KvType::kI8:
+      return split<KvType::kI8>(a, q, begin, end, m, l, acc);
   }
 }
 

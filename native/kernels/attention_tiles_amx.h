@@ -1,6 +1,7 @@
 // The matrix products of prefill with AMX. A bf16 has 8 significant bits, so every operand is the
-// sum of two (keys and values exactly, if they are f16; queries and weights to 16 bits), and a
-// product is high*low + high*high + low*high: close to f32 at a fraction of its cost.
+// sum of two (keys and values exactly, if they are f16; queries and weights to 16 bits; int8 codes
+// need one), and a product is high*low + high*high + low*high: close to f32 at a fraction of its
+// cost.
 #pragma once
 #include "kernels/amx_tiles.h"
 #include "kernels/attention_vectors.h"
@@ -90,7 +91,7 @@ inline void store_pairs(VF a, VF b, float* row) {
   const __m512i x = _mm512_castps_si512(a), y = _mm512_castps_si512(b);
   // (x >> 16) | (y & mask)
   _mm512_store_si512(row, _mm512_ternarylogic_epi32(_mm512_srli_epi32(x, 16), y, mask, 0xf8));
-  if constexpr (T == KvType::kBf16) return;  // no low part
+  if constexpr (T != KvType::kF16) return;  // no low part
   const __m512i xl = _mm512_castps_si512(a - _mm512_castsi512_ps(_mm512_and_si512(x, mask)));
   const __m512i yl = _mm512_castps_si512(b - _mm512_castsi512_ps(_mm512_and_si512(y, mask)));
   _mm512_store_si512(row + kTileFloats,
@@ -98,24 +99,24 @@ inline void store_pairs(VF a, VF b, float* row) {
 }
 
 template <KvType T>
-inline VF load_or_zero(const uint16_t* p, int n) {
+inline VF load_or_zero(const KvElement<T>* p, int n) {
   if (n >= kW) return vload_kv<T>(p);
   return n > 0 ? vload_kv_n<T>(p, n) : vset(0.0f);
 }
 
 // Values outside [lo, hi) may be anything and become 0, for their weight 0 would not hide a NaN.
 template <KvType T>
-void load_block(const Vectors& v, const Tiles& t, const uint16_t* keys, const uint16_t* values,
-                int lo, int hi) {
+void load_block(const Vectors& v, const Tiles& t, const KvElement<T>* keys,
+                const KvElement<T>* values, int lo, int hi) {
   for (int d = 0; d < t.steps * 32; d += 2)
     for (int half = 0; half < 2; ++half) {
-      const uint16_t* k = keys + static_cast<int64_t>(d) * kKvBlock + half * kW;
+      const KvElement<T>* k = keys + static_cast<int64_t>(d) * kKvBlock + half * kW;
       store_pairs<T>(load_or_zero<T>(k, d < v.dim ? kW : 0),
                      load_or_zero<T>(k + kKvBlock, d + 1 < v.dim ? kW : 0),
                      t.keys + (d / 32 * 2 + half) * kPair + d % 32 / 2 * 16);
     }
   for (int token = 0; token < kKvBlock; token += 2) {
-    const uint16_t* x = values + static_cast<int64_t>(token) * v.dim;
+    const KvElement<T>* x = values + static_cast<int64_t>(token) * v.dim;
     const int even = token >= lo && token < hi ? v.dim : 0;
     const int odd = token + 1 >= lo && token + 1 < hi ? v.dim : 0;
     for (int d = 0; d < t.steps * 32; d += kW)

@@ -58,12 +58,12 @@ inline void store_weights(const Vectors& v, const Tiles&, int i, const VF* e) {
 
 // Values outside [lo, hi) may be anything; nothing reads their rows of t.values.
 template <KvType T>
-void load_block(const Vectors& v, const Tiles& t, const uint16_t* keys, const uint16_t* values,
-                int lo, int hi) {
+void load_block(const Vectors& v, const Tiles& t, const KvElement<T>* keys,
+                const KvElement<T>* values, int lo, int hi) {
   for (int64_t i = 0; i < static_cast<int64_t>(v.dim) * kKvBlock; i += kW)
     vstore(t.keys + i, vload_kv<T>(keys + i));
   for (int token = lo; token < hi; ++token) {
-    const uint16_t* x = values + static_cast<int64_t>(token) * v.dim;
+    const KvElement<T>* x = values + static_cast<int64_t>(token) * v.dim;
     float* y = t.values + static_cast<int64_t>(token) * t.dim_pad;
     int d = 0;
     for (; d + kW <= v.dim; d += kW) vstore(y + d, vload_kv<T>(x + d));

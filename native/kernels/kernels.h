@@ -19,7 +19,7 @@ enum class Activation : int32_t {
   kSigmoid = 4,
   kRelu = 5
 };
-enum class KvType : int32_t { kF16 = 0, kBf16 = 1 };
+enum class KvType : int32_t { kF16 = 0, kBf16 = 1, kI8 = 2 };
 
 // One weight matrix [n, k]. Packed (kQ4, kQ8): codes in blocks of 16 channels as documented in
 // docs/edge/architecture.md; kQ4 codes [ceil(n/16)][k_pad/8][64] unsigned nibbles, value s*(q-8),
@@ -53,15 +53,24 @@ struct Epilogue {
   bool accumulate;
 };
 
-// One layer of one KV group. Block b of kv head h: keys [head_dim][32] (transposed, so that scores
-// of 32 tokens are vectors), values [32][head_dim]. Offsets and strides in elements of 2 bytes.
+// Bytes of one key or value element.
+constexpr int kv_element_bytes(KvType type) { return type == KvType::kI8 ? 1 : 2; }
+
+// Bytes of one block of one layer: keys and values, and with kI8 their scales.
+constexpr int64_t kv_block_bytes(KvType type, int64_t kv_heads, int64_t head_dim) {
+  return 2 * kv_heads * kKvBlock *
+         (head_dim * kv_element_bytes(type) + (type == KvType::kI8 ? int64_t{sizeof(float)} : 0));
+}
+
+// One layer of one KV group. A block holds, one after the other: keys [kv_heads][head_dim][32]
+// (transposed, so that scores of 32 tokens are vectors), values [kv_heads][32][head_dim], and with
+// kI8 f32 scales [2*kv_heads][32], those of the keys first: value = scale * code, codes -127..127.
 struct KvLayer {
-  uint16_t* base;        // block 0 of this layer
-  int64_t block_stride;  // from block b to block b+1
+  uint8_t* base;         // block 0 of this layer
+  int64_t block_stride;  // bytes from block b to block b+1
   int32_t kv_heads;
   int32_t head_dim;
   KvType type;
-  // keys of head h start at block + h*head_dim*32; values at block + (kv_heads + h)*head_dim*32
 };
 
 struct AttentionArgs {

@@ -17,13 +17,26 @@
 namespace ei::EI_NS {
 namespace {
 
+// What the pool keeps of a key or value: 16-bit floats, or codes beside a scale.
 template <KvType T>
-inline float kv_to_float(uint16_t h) {
+struct KvStorage {
+  using Element = uint16_t;
+};
+template <>
+struct KvStorage<KvType::kI8> {
+  using Element = int8_t;
+};
+template <KvType T>
+using KvElement = typename KvStorage<T>::Element;
+
+template <KvType T>
+inline float kv_to_float(KvElement<T> h) {
+  if constexpr (T == KvType::kI8) return static_cast<float>(h);
   return T == KvType::kF16 ? half_to_float(h) : bf16_to_float(h);
 }
 
 template <KvType T>
-inline uint16_t float_to_kv(float f) {
+inline uint16_t float_to_kv(float f) {  // 16-bit types
   return T == KvType::kF16 ? float_to_half(f) : float_to_bf16(f);
 }
 
@@ -73,7 +86,10 @@ inline __m256 half_max(VF a) {
 }
 
 template <KvType T>
-inline VF vload_kv(const uint16_t* p) {
+inline VF vload_kv(const KvElement<T>* p) {
+  if constexpr (T == KvType::kI8)
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
   const __m256i h = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   if constexpr (T == KvType::kF16) return _mm512_cvtph_ps(h);
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(h), 16));
@@ -131,7 +147,10 @@ inline __m256 half_sum(VF a) { return a; }
 inline __m256 half_max(VF a) { return a; }
 
 template <KvType T>
-inline VF vload_kv(const uint16_t* p) {
+inline VF vload_kv(const KvElement<T>* p) {
+  if constexpr (T == KvType::kI8)
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
   const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   if constexpr (T == KvType::kF16) return _mm256_cvtph_ps(h);
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
@@ -167,8 +186,8 @@ inline VF vselect(VMask m, VF yes, VF no) { return m ? yes : no; }
 
 #if EI_LEVEL >= 1
 template <KvType T>
-inline VF vload_kv_n(const uint16_t* p, int n) {
-  uint16_t lanes[kW] = {};
+inline VF vload_kv_n(const KvElement<T>* p, int n) {
+  KvElement<T> lanes[kW] = {};
   for (int i = 0; i < n; ++i) lanes[i] = p[i];
   return vload_kv<T>(lanes);
 }

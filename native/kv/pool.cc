@@ -5,13 +5,18 @@
 namespace ei {
 namespace {
 constexpr int64_t kPage = 4096;
-
-int64_t layer_elements(const KvGroupSpec& g) { return 2ll * g.kv_heads * g.head_dim * kKvBlock; }
 }  // namespace
 
-int64_t KvPool::block_bytes(const KvGroupSpec& g) {
-  const int64_t bytes = 2 * layer_elements(g) * g.layers;
+int64_t KvPool::block_bytes(const KvGroupSpec& g, KvType type) {
+  const int64_t bytes = kv_block_bytes(type, g.kv_heads, g.head_dim) * g.layers;
   return (bytes + kPage - 1) / kPage * kPage;
+}
+
+KvType kv_type_named(const std::string& name) {
+  if (name == "f16") return KvType::kF16;
+  if (name == "bf16") return KvType::kBf16;
+  if (name == "int8") return KvType::kI8;
+  throw Error("invalid_parameter", "Unknown KV dtype '" + name + "'; use f16, bf16 or int8.");
 }
 
 KvPool::KvPool(std::vector<KvGroupSpec> groups, KvType type)
@@ -21,12 +26,12 @@ KvPool::KvPool(std::vector<KvGroupSpec> groups, KvType type)
     if (g.layers < 1 || g.layers > 4096 || g.kv_heads < 1 || g.kv_heads > 4096 || g.head_dim < 1 ||
         g.head_dim > 4096 || g.blocks < 1)
       throw Error("invalid_parameter", "A KV group needs at least one layer, head, dim and block.");
-    const int64_t stride = block_bytes(g);
+    const int64_t stride = block_bytes(g, type);
     int64_t bytes = 0;
     if (__builtin_mul_overflow(stride, static_cast<int64_t>(g.blocks), &bytes) ||
         __builtin_add_overflow(total, bytes, &bytes) || bytes > (int64_t{1} << 46))
       throw Error("capacity_exceeded", "A KV pool of more than 64 TiB was asked for.");
-    layouts_.push_back({total / 2, stride / 2, layer_elements(g)});
+    layouts_.push_back({total, stride, kv_block_bytes(type, g.kv_heads, g.head_dim)});
     total = bytes;
   }
   arena_ = Arena(static_cast<size_t>(total));
@@ -38,8 +43,8 @@ KvLayer KvPool::layer(int group, int layer) const {
   if (layer < 0 || layer >= g.layers)
     throw Error("invalid_parameter", "KV layer " + std::to_string(layer) + " of a group with " +
                                          std::to_string(g.layers) + " layers.");
-  auto* base = reinterpret_cast<uint16_t*>(arena_.data()) + l.offset + layer * l.layer_stride;
-  return {base, l.block_stride, g.kv_heads, g.head_dim, type_};
+  return {arena_.data() + l.offset + layer * l.layer_stride, l.block_stride, g.kv_heads, g.head_dim,
+          type_};
 }
 
 void KvPool::check_block(int group, int32_t block) const {
@@ -55,8 +60,8 @@ void KvPool::release(int group, const int32_t* blocks, int count) {
     const Layout& l = layouts_[group];
     int run = 1;  // neighbours go back in one call
     while (i + run < count && blocks[i + run] == blocks[i] + run) ++run;
-    madvise(arena_.data() + 2 * (l.offset + blocks[i] * l.block_stride),
-            static_cast<size_t>(2 * l.block_stride * run), MADV_DONTNEED);
+    madvise(arena_.data() + l.offset + blocks[i] * l.block_stride,
+            static_cast<size_t>(l.block_stride * run), MADV_DONTNEED);
     i += run;
   }
 }
@@ -65,9 +70,9 @@ void KvPool::copy(int group, int32_t from, int32_t to) {
   check_block(group, from);
   check_block(group, to);
   const Layout& l = layouts_[group];
-  auto* base = reinterpret_cast<uint16_t*>(arena_.data()) + l.offset;
+  uint8_t* base = arena_.data() + l.offset;
   std::memcpy(base + to * l.block_stride, base + from * l.block_stride,
-              static_cast<size_t>(2 * l.block_stride));
+              static_cast<size_t>(l.block_stride));
 }
 
 }  // namespace ei

@@ -2,6 +2,7 @@
 // the pool knows where a block lies and gives freed blocks back to the system.
 #pragma once
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "common/arena.h"
@@ -17,6 +18,9 @@ struct KvGroupSpec {
   int32_t blocks;
 };
 
+// "f16", "bf16" or "int8"; throws Error("invalid_parameter") for another name.
+KvType kv_type_named(const std::string& name);
+
 class KvPool {
  public:
   // Throws Error("invalid_parameter") on a spec that makes no sense, "capacity_exceeded" when the
@@ -25,7 +29,7 @@ class KvPool {
 
   KvLayer layer(int group, int layer) const;
   // Bytes of one block across all layers of a group, rounded up to pages.
-  static int64_t block_bytes(const KvGroupSpec& spec);
+  static int64_t block_bytes(const KvGroupSpec& spec, KvType type);
   int64_t bytes() const { return static_cast<int64_t>(arena_.size()); }
   const std::vector<KvGroupSpec>& groups() const { return groups_; }
   const uint8_t* data() const { return arena_.data(); }
@@ -36,9 +40,9 @@ class KvPool {
 
  private:
   struct Layout {
-    int64_t offset;        // of block 0, in elements
-    int64_t block_stride;  // elements, a whole number of pages
-    int64_t layer_stride;  // elements
+    int64_t offset;        // of block 0, in bytes
+    int64_t block_stride;  // bytes, a whole number of pages
+    int64_t layer_stride;  // bytes
   };
   void check_block(int group, int32_t block) const;
 

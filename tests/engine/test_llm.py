@@ -51,9 +51,12 @@ def test_chunks_and_threads_do_not_change_tokens(model, llm) -> None:
 def test_weight_modes_agree(model, llm) -> None:
     want = ids(llm.generate(PROMPTS, GREEDY))
     assert ids(LLM(model, weights="resident").generate(PROMPTS, GREEDY)) == want
-    assert ids(LLM(model, kv_cache_dtype="bf16").generate("a", GREEDY))[0]
+    for dtype in ("bf16", "int8"):
+        assert ids(LLM(model, kv_cache_dtype=dtype).generate("a", GREEDY))[0]
     with pytest.raises(ConfigError):
         LLM(model, weights="floating")
+    with pytest.raises(ConfigError):
+        LLM(model, kv_cache_dtype="int4")
 
 
 def test_preemption_changes_no_token(model, llm) -> None:

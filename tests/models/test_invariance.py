@@ -57,6 +57,22 @@ def test_threads_do_not_matter(packed) -> None:
     np.testing.assert_array_equal(one, three)
 
 
+def test_int8_keys_and_values(packed) -> None:
+    """As invariant as f16, close to it, and a byte an element."""
+    (tokens,) = sequences(1, seed=9)
+    prompt = len(tokens) * 2 // 3
+    f16 = tiny.runner(packed, chunk_size=64, max_model_len=128)
+    r = tiny.runner(packed, chunk_size=64, max_model_len=128, kv_cache_dtype="int8")
+    want = tiny.logits(f16, [tokens], prompts=[prompt])[0]
+    got = tiny.logits(r, [tokens], prompts=[prompt])[0]
+    np.testing.assert_array_equal(got, tiny.logits(r, [tokens], prompts=[prompt], chunk=7)[0])
+    error = np.sqrt(np.mean((got - want) ** 2)) / np.sqrt(np.mean(want**2))
+    assert 0 < error < 0.05
+    dims = [(layers, g.kv_heads, g.head_dim) for g, layers in r.plan.groups]
+    pages = [-(-2 * n * h * 32 * (d + 4) // 4096) * 4096 for n, h, d in dims]
+    assert list(r.plan.block_bytes) == pages
+
+
 def test_blocks_come_back(packed) -> None:
     r = tiny.runner(packed)
     tiny.logits(r, sequences(4))

@@ -58,40 +58,68 @@ def from_bf16(x: np.ndarray) -> np.ndarray:
     return (x.astype(np.uint32) << 16).view(np.float32)
 
 
-def to_16(x: np.ndarray, bf16: bool) -> np.ndarray:
-    with np.errstate(over="ignore"):
-        return to_bf16(x) if bf16 else x.astype(np.float16).view(np.uint16)
+def to_kv(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Stored form of x [..., dim]: 16-bit floats as bits, or int8 codes; and f32 scales [...]."""
+    if dtype != "int8":
+        with np.errstate(over="ignore"):
+            bits = to_bf16(x) if dtype == "bf16" else x.astype(np.float16).view(np.uint16)
+        return bits, np.ones(x.shape[:-1], np.float32)
+    largest = np.abs(x).max(-1)  # NaN where there is one
+    with np.errstate(divide="ignore", over="ignore", invalid="ignore"):
+        factor = np.float32(127) / largest
+        broken = ~np.isfinite(largest)
+        zero = broken | ~np.isfinite(factor)
+        scales = np.where(broken, np.nan, np.where(zero, 0, largest / np.float32(127)))
+        codes = np.rint(x * factor[..., None])
+    return np.where(zero[..., None], 0, codes).astype(np.int8), scales.astype(np.float32)
 
 
-def from_16(x: np.ndarray, bf16: bool) -> np.ndarray:
-    return from_bf16(x) if bf16 else x.view(np.float16).astype(np.float32)
+def from_kv(stored: np.ndarray, scales: np.ndarray, dtype: str) -> np.ndarray:
+    if dtype == "int8":
+        return stored.astype(np.float32) * scales[..., None]
+    return from_bf16(stored) if dtype == "bf16" else stored.view(np.float16).astype(np.float32)
+
+
+def kv_block_bytes(dtype: str, kv_heads: int, dim: int) -> int:
+    """Bytes of one block of one layer: keys, values, and the scales of int8."""
+    return 2 * kv_heads * BLOCK * (dim + 4 if dtype == "int8" else 2 * dim)
 
 
 class Pool:
     """A paged pool filled by numpy, with its blocks shuffled; NaN wherever no token is."""
 
-    def __init__(self, keys: np.ndarray, values: np.ndarray, bf16: bool, first_block: int = 0):
+    def __init__(
+        self, keys: np.ndarray, values: np.ndarray, dtype: str = "f16", first_block: int = 0
+    ):
         """keys, values: f32 [tokens, kv_heads, dim]; blocks before first_block are released."""
         tokens, self.kv_heads, self.dim = keys.shape
-        self.bf16 = bf16
+        self.dtype = dtype
         count = -(-tokens // BLOCK)
         rng = np.random.default_rng(tokens)
-        nan = 0x7FC1 if bf16 else 0x7E01
-        data = np.full((count + 2, 2 * self.kv_heads, self.dim * BLOCK), nan, np.uint16)
         self.blocks = rng.permutation(count + 2)[:count].astype(np.int32)
-        self.keys = from_16(to_16(keys, bf16), bf16).astype(np.float64)
-        self.values = from_16(to_16(values, bf16), bf16).astype(np.float64)
+        heads = self.kv_heads
+        elements, unit = 2 * heads * self.dim * BLOCK, 1 if dtype == "int8" else 2
+        data = np.zeros((count + 2, kv_block_bytes(dtype, heads, self.dim)), np.uint8)
+        if dtype == "int8":
+            data[:, elements:].view(np.float32)[:] = np.nan
+        else:
+            data.view(np.uint16)[:] = 0x7FC1 if dtype == "bf16" else 0x7E01
+        stored = [to_kv(x, dtype) for x in (keys, values)]
+        self.keys, self.values = (from_kv(*x, dtype).astype(np.float64) for x in stored)
         for b in range(first_block, count):
             rows = slice(b * BLOCK, min((b + 1) * BLOCK, tokens))
             n = rows.stop - rows.start
-            for h in range(self.kv_heads):
-                block = data[self.blocks[b]]
-                kh = block[h].reshape(self.dim, BLOCK)
-                kh[:, :n] = to_16(keys[rows, h], bf16).T
-                vh = block[self.kv_heads + h].reshape(BLOCK, self.dim)
-                vh[:n] = to_16(values[rows, h], bf16)
+            block = data[self.blocks[b]]
+            cells = block[: elements * unit].view(stored[0][0].dtype).reshape(2 * heads, -1)
+            for h in range(heads):
+                cells[h].reshape(self.dim, BLOCK)[:, :n] = stored[0][0][rows, h].T
+                cells[heads + h].reshape(BLOCK, self.dim)[:n] = stored[1][0][rows, h]
+            if dtype == "int8":
+                scales = block[elements:].view(np.float32).reshape(2, heads, BLOCK)
+                for i in range(2):
+                    scales[i, :, :n] = stored[i][1][rows].T
         self.blocks[:first_block] = -1
-        self.data = guarded(data.reshape(count + 2, -1))
+        self.data = guarded(data)
 
 
 def attention_reference(

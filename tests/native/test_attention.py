@@ -4,10 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rows_support import BLOCK, Pool, attention_reference, from_16, guarded, k, level_params, to_16
+from rows_support import (
+    BLOCK,
+    Pool,
+    attention_reference,
+    from_kv,
+    guarded,
+    k,
+    kv_block_bytes,
+    level_params,
+    to_kv,
+)
 
 LEVELS = level_params()
 TOLERANCE = 2e-5
+DTYPES = ["f16", "bf16", "int8"]
 
 
 def prefill_tolerance(level: str) -> float:
@@ -20,10 +31,10 @@ def rand(*shape: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
 
 
 def make_pool(
-    tokens: int, kv_heads: int, dim: int, bf16: bool = False, first_block: int = 0, scale: float = 1
+    tokens: int, kv_heads: int, dim: int, dtype: str = "f16", first_block: int = 0, scale: float = 1
 ) -> Pool:
     shape = (tokens, kv_heads, dim)
-    return Pool(rand(*shape, seed=1, scale=scale), rand(*shape, seed=2), bf16, first_block)
+    return Pool(rand(*shape, seed=1, scale=scale), rand(*shape, seed=2), dtype, first_block)
 
 
 def split(
@@ -33,7 +44,7 @@ def split(
     m, l = (guarded(np.full(heads, np.nan, np.float32)) for _ in range(2))  # noqa: E741
     acc = guarded(np.full((heads, dim), np.nan, np.float32))
     k.attention_split(
-        level, pool.data, pool.bf16, pool.kv_heads, head, pool.blocks, guarded(q), begin, end,
+        level, pool.data, pool.dtype, pool.kv_heads, head, pool.blocks, guarded(q), begin, end,
         dim**-0.5, cap, m, l, acc,
     )  # fmt: skip
     return m, l, acc
@@ -51,7 +62,7 @@ def prefill(
 ) -> np.ndarray:
     out = guarded(np.full(q.shape, np.nan, np.float32))
     k.attention_prefill(
-        level, pool.data, pool.bf16, pool.kv_heads, head, pool.blocks, guarded(q),
+        level, pool.data, pool.dtype, pool.kv_heads, head, pool.blocks, guarded(q),
         np.asarray(begin, np.int32), np.asarray(end, np.int32), q.shape[2] ** -0.5, cap, out,
     )  # fmt: skip
     return out
@@ -67,9 +78,9 @@ def reference(
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 5, 16, 40, 64, 128])
-def test_kv_store_lays_out_and_rounds(level: str, bf16: bool, dim: int) -> None:
+def test_kv_store_lays_out_and_rounds(level: str, dtype: str, dim: int) -> None:
     special = np.array(
         [0, -0.0, 65504, 65519, 65520, 1e6, -1e6, 6e-8, 2.9e-8, 3e-8, 5.96e-5, 6.1e-5, 1e-9, np.inf,
          1 + 2**-11, 1 + 3 * 2**-11, 1 + 2**-8, 1 + 3 * 2**-8, np.nan], np.float32
@@ -82,25 +93,36 @@ def test_kv_store_lays_out_and_rounds(level: str, bf16: bool, dim: int) -> None:
         flat[-n:] = special[-n:]
         if flat.size >= 2 * len(special):
             flat[: len(special)] = -special
-    pool = guarded(np.full((3, 2 * heads * dim * BLOCK), 0x1234, np.uint16))
+    fill = 0x34
+    pool = guarded(np.full((3, kv_block_bytes(dtype, heads, dim)), fill, np.uint8))
     block, slot = 2, BLOCK - 1
-    k.kv_store(level, pool, bf16, block, slot, guarded(key), guarded(value))
-    got = pool[block].reshape(2 * heads, dim * BLOCK)
+    k.kv_store(level, pool, dtype, block, slot, guarded(key), guarded(value))
+    want = [to_kv(x, dtype) for x in (key, value)]
+    elements, unit = 2 * heads * dim * BLOCK, want[0][0].itemsize
+    got = pool[block, : elements * unit].view(want[0][0].dtype).reshape(2 * heads, dim * BLOCK)
     stored_keys = np.stack([got[h].reshape(dim, BLOCK)[:, slot] for h in range(heads)])
     stored_values = np.stack([got[heads + h].reshape(BLOCK, dim)[slot] for h in range(heads)])
-    for stored, x in ((stored_keys, key), (stored_values, value)):
+    scales = pool[block, elements * unit :].view(np.float32).reshape(-1, heads, BLOCK)
+    written = 2 * heads * dim * unit
+    for i, (stored, x) in enumerate(((stored_keys, key), (stored_values, value))):
+        codes, want_scales = want[i]
+        if dtype == "int8":
+            np.testing.assert_array_equal(stored, codes)
+            np.testing.assert_array_equal(scales[i, :, slot], want_scales)
+            written += 4 * heads
+            continue
         nan = np.isnan(x)
-        assert np.isnan(from_16(stored, bf16)[nan]).all()
-        np.testing.assert_array_equal(stored[~nan], to_16(x, bf16)[~nan])
-    assert (pool != 0x1234).sum() <= 2 * heads * dim
-    assert (pool[:2] == 0x1234).all()
+        assert np.isnan(from_kv(stored, want_scales, dtype)[nan]).all()
+        np.testing.assert_array_equal(stored[~nan], codes[~nan])
+    assert (pool != fill).sum() <= written
+    assert (pool[:2] == fill).all()
 
 
 @pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [2, 8, 16, 17, 64, 80, 128, 256])
-def test_split_is_attention(level: str, bf16: bool, dim: int) -> None:
-    pool = make_pool(150, 2, dim, bf16)
+def test_split_is_attention(level: str, dtype: str, dim: int) -> None:
+    pool = make_pool(150, 2, dim, dtype)
     q = rand(3, dim, seed=3, scale=2)
     for begin, end in ((0, 150), (0, 1), (0, 32), (33, 63), (31, 97), (64, 128), (149, 150)):
         m, l, acc = split(level, pool, 1, q, begin, end)  # noqa: E741
@@ -157,11 +179,11 @@ def test_merged_splits_equal_the_whole(level: str, dim: int) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("cap", [0.0, 20.0])
-@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("dim", "heads"), [(2, 1), (8, 2), (17, 3), (64, 4), (80, 5), (256, 2)])
-def test_prefill_is_attention(level: str, cap: float, bf16: bool, dim: int, heads: int) -> None:
+def test_prefill_is_attention(level: str, cap: float, dtype: str, dim: int, heads: int) -> None:
     tokens = 140
-    pool = make_pool(tokens, 2, dim, bf16)
+    pool = make_pool(tokens, 2, dim, dtype)
     q = rand(31, heads, dim, seed=5, scale=3)
     rng = np.random.default_rng(6)
     causal = list(range(tokens - 30, tokens + 1))
@@ -223,7 +245,7 @@ def test_released_blocks_are_never_read(level: str, dim: int) -> None:
 def test_extreme_scores(level: str, size: float) -> None:
     tokens, dim = 100, 64
     keys = rand(tokens, 1, dim, seed=1)
-    pool = Pool(keys, rand(tokens, 1, dim, seed=2), False)
+    pool = Pool(keys, rand(tokens, 1, dim, seed=2), "f16")
     q = rand(4, dim, seed=3) * np.float32(size)
     want = reference(pool, 0, q, 0, tokens)
     m, l, acc = split(level, pool, 0, q, 0, tokens)  # noqa: E741
@@ -241,7 +263,7 @@ def test_long_context_keeps_its_sum(level: str) -> None:
     tokens, dim = 65536, 16
     keys = np.zeros((tokens, 1, dim), np.float32)
     values = rand(tokens, 1, dim, seed=1) + np.float32(1)
-    pool = Pool(keys, values, False)
+    pool = Pool(keys, values, "f16")
     q = rand(1, dim)
     _, l, acc = split(level, pool, 0, q, 0, tokens)  # noqa: E741
     assert l[0] == tokens
@@ -257,9 +279,23 @@ def test_broken_values_are_loud(level: str) -> None:
     """A NaN or an overflowed value that a row sees reaches its output."""
     values = rand(40, 1, 16, seed=1)
     values[33] = 1e6  # infinite as f16
-    pool = Pool(rand(40, 1, 16, seed=2), values, False)
+    pool = Pool(rand(40, 1, 16, seed=2), values, "f16")
     q = rand(1, 16)
     assert not np.isfinite(split(level, pool, 0, q, 0, 40)[2]).any()
     assert np.isfinite(split(level, pool, 0, q, 0, 33)[2]).all()
     out = prefill(level, pool, 0, q[None], [0], [40])
     assert not np.isfinite(out).any()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("broken", ["keys", "values"])
+def test_a_broken_scale_is_loud(level: str, broken: str) -> None:
+    """An infinite key or value becomes a NaN scale, which reaches those rows that see it."""
+    keys, values = rand(40, 1, 16, seed=2), rand(40, 1, 16, seed=1)
+    (keys if broken == "keys" else values)[33, 0, 3] = np.inf
+    pool = Pool(keys, values, "int8")
+    q = rand(1, 16)
+    assert not np.isfinite(split(level, pool, 0, q, 0, 40)[2]).any()
+    assert not np.isfinite(prefill(level, pool, 0, q[None], [0], [40])).any()
+    assert np.isfinite(split(level, pool, 0, q, 0, 33)[2]).all()
+    assert np.isfinite(prefill(level, pool, 0, q[None], [0], [33])).all()

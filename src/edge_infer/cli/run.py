@@ -49,6 +49,7 @@ def run(
     max_model_len: Annotated[int | None, typer.Option(help="Context length in tokens.")] = None,
     threads: Annotated[int | None, typer.Option(help="Default: one per usable core.")] = None,
     weights: Annotated[str, typer.Option(help="mapped, resident or locked.")] = "mapped",
+    kv_cache_dtype: Annotated[str, typer.Option(help="f16, bf16 or int8.")] = "f16",
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Only the text.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,6 +85,7 @@ def run(
             max_model_len=max_model_len,
             threads=threads,
             weights=weights,
+            kv_cache_dtype=kv_cache_dtype,
             chat_template=chat_template,
             progress=progress,
         )

@@ -24,6 +24,7 @@ class PoolPlan:
 
     groups: tuple[tuple[KvGroup, int], ...]  # group, layers
     blocks: tuple[int, ...]
+    block_bytes: tuple[int, ...]  # of one block of each group, all its layers
     tokens: int
     bytes: int
 
@@ -48,6 +49,7 @@ def plan_pool(
     max_num_seqs: int,
     chunk: int,
     budget: int | None,
+    dtype: str = "f16",
 ) -> PoolPlan:
     """The pool for ``max_model_len`` tokens shared by up to ``max_num_seqs`` sequences, or as many
     whole blocks of tokens as ``budget`` bytes hold.
@@ -66,7 +68,7 @@ def plan_pool(
                 out.append(per_sequence + max_num_seqs - 1)
         return out
 
-    sizes = [_native.KvPool.block_bytes(n, g.kv_heads, g.head_dim) for g, n in groups]
+    sizes = [_native.KvPool.block_bytes(n, g.kv_heads, g.head_dim, dtype) for g, n in groups]
 
     def cost(tokens: int) -> int:
         return sum(n * size for n, size in zip(blocks(tokens), sizes, strict=True))
@@ -84,7 +86,7 @@ def plan_pool(
                 remedy="Raise kv_cache_memory_bytes, or lower max_num_seqs.",
             )
         tokens = low * BLOCK
-    return PoolPlan(tuple(groups), tuple(blocks(tokens)), tokens, cost(tokens))
+    return PoolPlan(tuple(groups), tuple(blocks(tokens)), tuple(sizes), tokens, cost(tokens))
 
 
 @dataclass
@@ -109,9 +111,9 @@ class BlockManager:
 
     def used_bytes(self) -> int:
         return sum(
-            (n - len(free)) * _native.KvPool.block_bytes(layers, g.kv_heads, g.head_dim)
-            for n, free, (g, layers) in zip(
-                self.plan.blocks, self._free, self.plan.groups, strict=True
+            (n - len(free)) * size
+            for n, free, size in zip(
+                self.plan.blocks, self._free, self.plan.block_bytes, strict=True
             )
         )
 

@@ -29,9 +29,11 @@ class LLM:
     ``model``: a converted folder, a Hugging Face folder, a GGUF file or a hub id (all but the
     first are converted once into the cache). ``max_model_len``: context length, default the
     model's own. ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs,
-    bounded by free memory. ``weights``: mapped, resident or locked. ``progress``: called with bytes
-    done and bytes in all while the model is converted. ``load_seconds``: what opening took after
-    that; the tokenizer loads at first need. Raises an EdgeInferError when the model cannot run.
+    bounded by free memory. ``kv_cache_dtype``: f16, bf16, or int8 with a scale per token and
+    head, at half the memory. ``weights``: mapped, resident or locked. ``progress``: called with
+    bytes done and bytes in all while the model is converted. ``load_seconds``: what opening took
+    after that; the tokenizer loads at first need. Raises an EdgeInferError when the model cannot
+    run.
 
     Calls from several threads share the steps of one batch.
     """

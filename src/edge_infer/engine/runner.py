@@ -167,6 +167,7 @@ class ModelRunner:
             max_num_seqs=self.options.max_num_seqs,
             chunk=self.builder.max_rows,
             budget=self._free if budget is None else budget,
+            dtype=self.options.kv_cache_dtype,
         )
         if plan.bytes > self._free:
             raise CapacityError(
