@@ -169,7 +169,7 @@ def test_a_lock_of_a_living_process_is_respected(tmp_path):
 
 def test_no_space_is_seen_before_any_work(tmp_path, monkeypatch):
     source = small_model(tmp_path)
-    monkeypatch.setattr("edge_infer.checkpoint.convert.free_bytes", lambda path: 12345)
+    monkeypatch.setattr("edge_infer.checkpoint.folder.free_bytes", lambda path: 12345)
     with pytest.raises(StorageError, match=r"\d{5,} bytes are needed and 12345 are free"):
         convert(source, tmp_path / "deep" / "out")
     assert names(tmp_path) == ["source"]
@@ -232,7 +232,7 @@ def tiny_disk(tmp_path):
 def test_a_full_disk(tmp_path, tiny_disk, monkeypatch, check):
     source = small_model(tmp_path, rows=1024)
     if not check:  # space that vanishes after the check: the reservation fails
-        monkeypatch.setattr("edge_infer.checkpoint.convert.free_bytes", lambda path: 1 << 40)
+        monkeypatch.setattr("edge_infer.checkpoint.folder.free_bytes", lambda path: 1 << 40)
     with pytest.raises(StorageError, match=r"no space .*bytes are needed and \d+ are free"):
         convert(source, tiny_disk / "out")
     assert names(tiny_disk) == []

@@ -7,9 +7,7 @@ two million values. The result appears under its name only when it is complete.
 from __future__ import annotations
 
 import copy
-import json
-import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -20,23 +18,20 @@ import numpy.typing as npt
 from edge_infer.checkpoint import layout
 from edge_infer.checkpoint.architectures import architecture, runs_natively
 from edge_infer.checkpoint.fingerprint import Fingerprints, tool_version
+from edge_infer.checkpoint.folder import Progress, require_empty, require_space, write_json
 from edge_infer.checkpoint.gguf_header import is_gguf
 from edge_infer.checkpoint.quantize import Packed, quantize
 from edge_infer.checkpoint.reader import FORMAT_VERSION, QUANT_METHOD
 from edge_infer.checkpoint.safetensors_io import (
     SafetensorsWriter,
     TensorSpec,
-    free_bytes,
     plan_file,
     storage_error,
 )
 from edge_infer.checkpoint.selection import Options, Packing, select
 from edge_infer.checkpoint.source import Source, SourceTensor, panel_rows
 from edge_infer.checkpoint.staging import staged_folder
-from edge_infer.errors import CheckpointError, StorageError
-
-Progress = Callable[[int, int], None]
-_EXTRAS_ALLOWANCE = 64 << 20  # tokenizer and small files, for the check of free space
+from edge_infer.errors import CheckpointError
 
 
 def open_source(path: str | Path) -> Source:
@@ -86,11 +81,7 @@ def convert(
     options = Options(bits, group_size, symmetric, tuple(include), tuple(exclude))
     options.check()
     destination = Path(destination)
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise StorageError(
-            f"{destination} exists and is not an empty folder.",
-            remedy="Choose another destination, or remove it.",
-        )
+    require_empty(destination)
     src = open_source(source)
     said = list(src.notes)
     job = _Job(src, options, said)
@@ -99,13 +90,13 @@ def convert(
             f"The native engine has no architecture {architecture(src.config)!r}: "
             "only vLLM will run this checkpoint."
         )
-    job.check_space(destination)
+    require_space(destination, job.size)
     with staged_folder(destination) as folder, Fingerprints(src.files) as fingerprints:
         try:
             job.write_weights(folder / "model.safetensors", progress)
             extras = src.copy_extras(folder)
-            _write_json(folder / "config.json", job.config())
-            _write_json(
+            write_json(folder / "config.json", job.config())
+            write_json(
                 folder / "provenance.json",
                 {
                     "format": {"quant_method": QUANT_METHOD, "version": FORMAT_VERSION},
@@ -132,14 +123,6 @@ def convert(
     if notes is not None:
         notes.extend(said)
     return destination
-
-
-def _write_json(path: Path, value: Any) -> None:
-    with open(path, "w", encoding="utf-8") as f:
-        json.dump(value, f, indent=2, ensure_ascii=False)
-        f.write("\n")
-        f.flush()
-        os.fsync(f.fileno())
 
 
 class _Job:
@@ -172,22 +155,6 @@ class _Job:
         yield TensorSpec(f"{p.module}.scales", "F16", scales)
         if not p.symmetric:
             yield TensorSpec(f"{p.module}.minimums", "F16", scales)
-
-    def check_space(self, destination: Path) -> None:
-        """StorageError with both numbers when the result cannot fit."""
-        parent = destination.absolute().parent
-        while not parent.exists():
-            parent = parent.parent
-        try:
-            free = free_bytes(parent)
-        except OSError as e:
-            raise storage_error(e, destination) from None
-        needed = self.size + _EXTRAS_ALLOWANCE
-        if free < needed:
-            raise StorageError(
-                f"no space for {destination}: {needed} bytes are needed and {free} are free.",
-                remedy="Free some space or choose another destination.",
-            )
 
     def write_weights(self, path: Path, progress: Progress | None) -> None:
         tensors = self.source.tensors.values()

@@ -131,3 +131,14 @@ def to_f32(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[np.float32]:
     if dtype == "F16":
         return values.view(np.float16).astype(np.float32)
     return values.astype(np.float32, copy=False)
+
+
+def from_f32(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[Any]:
+    """float32 rounded to nearest even as "F32", "F16", or the uint16 bits of "BF16"."""
+    if dtype == "F32":
+        return values
+    if dtype == "F16":
+        return values.astype(np.float16)
+    bits = np.ascontiguousarray(values).view(np.uint32)
+    odd = bits >> np.uint32(16) & np.uint32(1)
+    return ((bits + np.uint32(0x7FFF) + odd) >> np.uint32(16)).astype(np.uint16)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edge_infer.cli import bench, convert, demo, device, inspect, run
+from edge_infer.cli import bench, convert, demo, device, inspect, run, synth
 
 app = typer.Typer(
     name="edge-infer",
@@ -44,5 +44,6 @@ for name, function in (
     ("bench", bench.bench),
     ("compare", bench.compare),
     ("device", device.device),
+    ("synth", synth.synth),
 ):
     app.command(name)(function)
