@@ -133,7 +133,7 @@ def test_interrupt_while_importing(monkeypatch, capsys) -> None:
             if name == "edge_infer.cli.main":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "edge_infer.cli.main")
+    monkeypatch.delitem(sys.modules, "edge_infer.cli.main", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     with pytest.raises(SystemExit, match="130"):
         main()
