@@ -4,6 +4,8 @@
 # a Debian-like system. Writes below $LLAMACPP_BUILD (default: baselines/llamacpp/build, ignored).
 #   CC, CXX   a clang of version 16 or newer (default: the newest one found)
 #   JOBS      parallel compile jobs (default: the CPUs)
+#   ISA       native (default), or avx512 or avx2: the most that llama.cpp may use, for comparisons at
+#             that level; its programs go to bin-$ISA beside bin
 set -euo pipefail
 
 VERSION=0.3.36
@@ -14,6 +16,20 @@ here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=${LLAMACPP_BUILD:-$here/build}
 python=${PYTHON:-python3}
 jobs=${JOBS:-$(nproc)}
+isa=${ISA:-native}
+case $isa in
+  native) bin=$build/bin isa_options=(-DGGML_NATIVE=ON) ;;
+  avx512)
+    bin=$build/bin-avx512
+    isa_options=(-DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON)
+    ;;
+  avx2) bin=$build/bin-avx2 isa_options=(-DGGML_NATIVE=OFF -DGGML_AVX2=ON) ;;
+  *)
+    echo "build.sh: ISA=$isa is not native, avx512 or avx2." >&2
+    exit 2
+    ;;
+esac
+[ "$isa" = native ] || TARGETS=(llama-bench llama-batched-bench)
 mkdir -p "$build"
 
 newest_clang() {
@@ -92,25 +108,25 @@ if [ ! -f "$source/vendor/llama.cpp/CMakeLists.txt" ] || [ ! -f "$source/.comple
 fi
 commit=$(cut -c1-9 "$source/.git/modules/vendor/llama.cpp/HEAD")
 
-# GGML_NATIVE: every instruction set of this CPU, AMX included. Static: the tools can be copied.
+# native: every instruction set of this CPU, AMX included. Static: the tools can be copied.
 options=(
-  -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF -DGGML_NATIVE=ON -DGGML_OPENMP=$openmp
+  -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=OFF "${isa_options[@]}" -DGGML_OPENMP=$openmp
   -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF
   -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
   -DLLAMA_BUILD_COMMIT="$commit"
 )
-cmake -G Ninja -S "$source/vendor/llama.cpp" -B "$build/cmake" \
+cmake -G Ninja -S "$source/vendor/llama.cpp" -B "$build/cmake-$isa" \
   -DCMAKE_C_COMPILER="$CC" -DCMAKE_CXX_COMPILER="$CXX" "${options[@]}"
-cmake --build "$build/cmake" -j "$jobs" --target "${TARGETS[@]}"
+cmake --build "$build/cmake-$isa" -j "$jobs" --target "${TARGETS[@]}"
 
-mkdir -p "$build/bin"
+mkdir -p "$bin"
 for target in "${TARGETS[@]}"; do
   # A program that is running cannot be written over, but it can be replaced.
-  cp --remove-destination "$build/cmake/bin/$target" "$build/bin/"
+  cp --remove-destination "$build/cmake-$isa/bin/$target" "$bin/"
 done
 # What was built, for the provenance of every comparison.
-cat > "$build/bin/build.json" <<JSON
+cat > "$bin/build.json" <<JSON
 {"peer": "llama.cpp", "source": "llama-cpp-python==$VERSION", "sha256": "$SHA256", "commit": "$commit",
  "compiler": "$("$CXX" --version | head -1)", "options": "${options[*]}"}
 JSON
-echo "llama.cpp $commit is in $build/bin"
+echo "llama.cpp $commit is in $bin"
