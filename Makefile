@@ -59,7 +59,7 @@ $(STAMPS)/demo: $(STAMPS)/venv $(BUILT_FROM)
 
 $(STAMPS)/test: $(STAMPS)/venv $(BUILT_FROM)
 	@echo "Building and installing edge-infer with its test tools ..."
-	@$(INSTALL) -e ".[demo,test,dev]"
+	@$(INSTALL) -e ".[demo,serve,test,dev]"
 	@touch $@ $(STAMPS)/demo
 
 # torch and transformers, which the tests in tests/models compare with; the engine never uses them.

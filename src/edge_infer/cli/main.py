@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edge_infer.cli import bench, convert, demo, device, inspect, run, synth
+from edge_infer.cli import bench, convert, demo, device, inspect, run, serve, synth
 
 app = typer.Typer(
     name="edge-infer",
@@ -38,6 +38,7 @@ def root(
 
 for name, function in (
     ("run", run.run),
+    ("serve", serve.serve),
     ("demo", demo.demo),
     ("convert", convert.convert),
     ("inspect", inspect.inspect),

@@ -1,0 +1,72 @@
+"""The application: endpoints, middleware and what runs beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+
+from edge_infer import __version__
+from edge_infer.errors import EdgeInferError
+from edge_infer.server import errors
+from edge_infer.server.config import ServerConfig
+from edge_infer.server.context import ServerContext
+from edge_infer.server.middleware import Guard
+from edge_infer.server.routes import chat, completions, models, status, tokenize
+
+if TYPE_CHECKING:
+    from edge_infer.engine.serving import ServingEngine
+
+log = logging.getLogger(__name__)
+_ROUTES = (chat, completions, models, status, tokenize)
+
+
+def create_app(engine: ServingEngine, config: ServerConfig | None = None) -> FastAPI:
+    """An ASGI application that serves ``engine``, which it starts and closes with its lifespan."""
+    context = ServerContext(engine, config or ServerConfig())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        engine.start()
+        warming = asyncio.create_task(asyncio.to_thread(_warm, context))
+        try:
+            yield
+        finally:
+            await engine.aclose(0.0)
+            await warming
+
+    app = FastAPI(
+        title="edge-infer",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.context = context
+    for routes in _ROUTES:
+        app.include_router(routes.router)
+    errors.install(app)
+    app.add_middleware(Guard, context=context)
+    if context.config.cors_origins:
+        from starlette.middleware.cors import CORSMiddleware
+
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(context.config.cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+        )
+    return app
+
+
+def _warm(context: ServerContext) -> None:
+    """Loads the tokenizer, which takes longer than everything else, before the first request."""
+    try:
+        _ = context.tokenizer.vocab_size
+    except EdgeInferError as error:  # every request will say so too
+        log.error("The tokenizer cannot be loaded: %s", error)

@@ -1,0 +1,139 @@
+"""What the endpoints of one server share."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import time
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_infer.engine.chat_template import ChatTemplate
+from edge_infer.engine.chat_template import load as load_chat_template
+from edge_infer.engine.params import SamplingParams
+from edge_infer.engine.tokenizer import Tokenizer
+from edge_infer.errors import ConfigError, ExecutionError
+from edge_infer.server.config import ServerConfig
+from edge_infer.server.errors import ApiError
+from edge_infer.server.metrics import Metrics
+
+if TYPE_CHECKING:
+    from starlette.requests import Request
+
+    from edge_infer.engine.serving import Delta, Generation, ServingEngine
+
+log = logging.getLogger(__name__)
+
+
+class ServerContext:
+    """Engine, settings and state of one server; ``context_of(request)`` in an endpoint."""
+
+    def __init__(self, engine: ServingEngine, config: ServerConfig) -> None:
+        self.engine = engine
+        self.config = config
+        self.tokenizer: Tokenizer = engine.llm.tokenizer
+        self.templates = ChatTemplates(self.tokenizer, config)
+        self.metrics = Metrics(engine)
+        self.defaults = sampling_defaults(engine.llm.path)
+        self.started = int(time.time())
+        self.in_flight = 0  # HTTP requests that count as use
+        self.last_use = time.monotonic()
+        self.draining = False
+
+    def check_model(self, name: str | None) -> str:
+        """The name to answer with. Raises ApiError 404 for a model that is not served."""
+        if name is None:
+            return self.config.model_names[0]
+        if name not in self.config.model_names:
+            raise ApiError(
+                f"The model {name[:200]!r} is not served here.",
+                status=404,
+                param="model",
+                code="model_not_found",
+                remedy=f"Use {', '.join(self.config.model_names)}.",
+            )
+        return name
+
+    def check_limits(self, *, n: int | None, **logprobs: int | None) -> None:
+        """Raises ApiError 400 for more choices or log-probabilities than this server gives."""
+        for param, value, most in (
+            ("n", n, self.config.max_choices),
+            *((name, value, self.config.max_logprobs) for name, value in logprobs.items()),
+        ):
+            if value is not None and value > most:
+                raise ApiError(f"{param} = {value}; at most {most} is accepted.", param=param)
+
+    def generate(self, prompt: Any, params: SamplingParams, constraint: Any = None) -> Generation:
+        """Queues a request; raises EdgeInferError at once for one that cannot run."""
+        return self.engine.generate(prompt, params, constraint=constraint)
+
+    async def deltas(self, generation: Generation) -> AsyncGenerator[Delta, None]:
+        """The deltas of a generation, timed. Closing it cancels the generation.
+
+        Raises what ended a choice with ``error``, and ApiError when the engine stopped under it.
+        """
+        clock = self.metrics.clock()
+        try:
+            async for delta in generation:
+                if delta.token_ids:
+                    clock.tick(delta.index, delta.finish_reason is not None)
+                if delta.finish_reason == "error":
+                    raise generation.error or ExecutionError("The engine failed on this request.")
+                if delta.finish_reason == "abort":
+                    raise ApiError(
+                        "The server stopped before the answer was complete.",
+                        status=503,
+                        code="serving_stopped",
+                        retry_after=1,
+                    )
+                yield delta
+        finally:
+            generation.cancel()
+
+
+class ChatTemplates:
+    """The model's compiled chat templates, each compiled once."""
+
+    def __init__(self, tokenizer: Tokenizer, config: ServerConfig) -> None:
+        self._tokenizer = tokenizer
+        self._override = config.chat_template
+        self._compiled: dict[bool, ChatTemplate] = {}
+        self._lock = threading.Lock()
+
+    def get(self, with_tools: bool = False) -> ChatTemplate:
+        """Raises UnsupportedError (``chat_template_missing``) for a base model."""
+        with self._lock:
+            if with_tools not in self._compiled:
+                self._compiled[with_tools] = load_chat_template(
+                    self._tokenizer, self._override, with_tools=with_tools
+                )
+            return self._compiled[with_tools]
+
+
+def sampling_defaults(folder: Path) -> dict[str, Any]:
+    """Sampling parameters that the model's generation_config.json recommends, for requests that
+    leave them out."""
+    try:
+        found = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    defaults: dict[str, Any] = {}
+    for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"):
+        value = found.get(name) if isinstance(found, dict) else None
+        if value is None:
+            continue
+        try:
+            SamplingParams(**{name: value})
+        except ConfigError as e:
+            log.warning("generation_config.json: %s It is left out.", e.message)
+        else:
+            defaults[name] = value
+    return defaults
+
+
+def context_of(request: Request) -> ServerContext:
+    """The context of the app that serves ``request``."""
+    context: ServerContext = request.app.state.context
+    return context

@@ -1,0 +1,165 @@
+"""The server as a process: its socket, signals, time-outs and logs."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+import sys
+import time
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from edge_infer.errors import ConfigError
+from edge_infer.server.app import create_app
+from edge_infer.server.config import ServerConfig
+
+if TYPE_CHECKING:
+    from asyncio import TimerHandle, Transport
+
+    from fastapi import FastAPI
+
+    from edge_infer.engine.serving import ServingEngine
+
+log = logging.getLogger(__name__)
+
+HEADER_SECONDS = 20.0  # for a request's line and headers to arrive
+KEEP_ALIVE_SECONDS = 60
+MAX_HEADER_BYTES = 64 << 10
+MAX_CONNECTIONS = 1024
+GRACE_SECONDS = 1  # for connections to end after the engine has stopped
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket bound to the address, not yet listening: taken before a model is loaded.
+
+    Raises ConfigError when the address cannot be had.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError) as e:
+        raise ConfigError(
+            f"The host {host!r} cannot be served: {e}.", remedy="Use 127.0.0.1 or 0.0.0.0."
+        ) from None
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+    except OSError as e:
+        sock.close()
+        in_use = e.errno == errno.EADDRINUSE
+        raise ConfigError(
+            f"Port {port} of {host} cannot be had: {e.strerror or e}.",
+            remedy="Stop what serves there, or choose another --port."
+            if in_use
+            else "Choose another --port or --host.",
+            code="port_in_use" if in_use else "port_unavailable",
+        ) from None
+    return sock
+
+
+def address_of(sock: socket.socket) -> str:
+    """The socket's address as a URL."""
+    host, port = sock.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def set_up_logging(level: str) -> None:
+    """Messages to stderr. What cannot be written there (a full disk) is lost, and nothing else."""
+    logging.raiseExceptions = False
+    logging.basicConfig(
+        level=level.upper(),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+        force=True,
+    )
+    if level != "debug":
+        logging.getLogger("uvicorn").setLevel(logging.WARNING)
+
+
+class Server(uvicorn.Server):
+    """Drains at the first SIGTERM or SIGINT, and stops at once at the second."""
+
+    def __init__(self, app: FastAPI, *, access_log: bool = False) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=BoundedProtocol,
+                ws="none",
+                loop="asyncio",
+                lifespan="on",
+                log_config=None,
+                access_log=access_log,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=GRACE_SECONDS,
+                h11_max_incomplete_event_size=MAX_HEADER_BYTES,
+                limit_concurrency=MAX_CONNECTIONS,
+            )
+        )
+        self._context = app.state.context
+        self._deadline: float | None = None
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._deadline is not None:
+            self.should_exit = self.force_exit = True
+            return
+        self._context.draining = True
+        self._deadline = time.monotonic() + self._context.config.drain_seconds
+
+    async def on_tick(self, counter: int) -> bool:
+        if self._deadline is not None and (
+            self._context.in_flight == 0 or time.monotonic() >= self._deadline
+        ):
+            return True
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        # What still runs gets its error before the connections are closed.
+        await self._context.engine.aclose(0.0)
+        await super().shutdown(sockets)
+
+
+class BoundedProtocol(H11Protocol):
+    """uvicorn's HTTP/1.1 with a time limit for the headers, which it lacks."""
+
+    _header_timer: TimerHandle | None = None
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._watch_headers()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch_headers()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _watch_headers(self) -> None:
+        """The timer runs from the first byte (or the connection) until the headers are whole."""
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timer()
+        elif self._header_timer is None and not self.transport.is_closing():
+            self._header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.abort)
+
+    def _stop_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+
+def run(
+    engine: ServingEngine, config: ServerConfig, sock: socket.socket, *, log_level: str = "info"
+) -> None:
+    """Serves until a signal ends it."""
+    server = Server(create_app(engine, config), access_log=log_level == "debug")
+    server.run(sockets=[sock])

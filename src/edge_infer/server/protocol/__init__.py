@@ -1,0 +1,1 @@
+"""Request and response models, one file a family of endpoints."""
