@@ -133,6 +133,11 @@ def test_limits_have_both_numbers(model) -> None:
     assert e.value.code == "context_length_exceeded"
     out = llm.generate([[1] * 60], SamplingParams(temperature=0, max_tokens=None, ignore_eos=True))
     assert len(out[0].outputs[0].token_ids) == 4
+    for bad in (-1, 2.5, True):
+        with pytest.raises(ConfigError):
+            LLM(model, prefix_cache_memory_bytes=bad)
+    with pytest.raises(ConfigError, match="no effect"):
+        LLM(model, prefix_cache_memory_bytes=5, enable_prefix_caching=False)
     for bad in (0, -5, 10**9, 2.5, True):
         with pytest.raises(ConfigError):
             LLM(model, max_model_len=bad)
@@ -147,7 +152,7 @@ def test_limits_have_both_numbers(model) -> None:
 
 
 def test_pool_memory_goes_back(model) -> None:
-    llm = LLM(model, threads=1)
+    llm = LLM(model, threads=1, enable_prefix_caching=False)
     pool = llm.runner.pool
 
     def resident() -> int:

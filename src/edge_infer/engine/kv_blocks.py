@@ -6,16 +6,16 @@ pool.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from edge_infer import _native
+from edge_infer.engine.prefix_cache import BLOCK, BlockChain, PrefixCache
 from edge_infer.errors import CapacityError
 from edge_infer.models.values import KvGroup
-
-BLOCK: int = _native.KV_BLOCK
 
 
 @dataclass(frozen=True)
@@ -94,34 +94,41 @@ class SequenceBlocks:
     """Block tables of one sequence, one a group; -1 where a sliding group has dropped a block."""
 
     tables: list[list[int]]
-    dropped: list[int] = field(default_factory=list)  # leading blocks given back, per group
+    dropped: list[int]  # leading blocks given back, per group
+    filled: int = 0  # leading blocks that the prefix cache knows
 
 
 class BlockManager:
-    """Hands out blocks of a native pool. ``chunk``: most rows of one sequence in a step."""
+    """Hands out blocks of a native pool, several sequences to one block where their beginnings are
+    the same.
 
-    def __init__(self, pool: Any, plan: PoolPlan, chunk: int) -> None:
+    ``chunk``: most rows of one sequence in a step. ``cache_bytes``: blocks that stay filled while
+    no sequence uses them; a sequence that needs room takes theirs first.
+    """
+
+    def __init__(self, pool: Any, plan: PoolPlan, chunk: int, cache_bytes: int = 0) -> None:
         self.pool = pool
         self.plan = plan
         self.chunk = chunk
+        self.cache = PrefixCache(plan.block_bytes, cache_bytes)
         self._free = [list(range(n - 1, -1, -1)) for n in plan.blocks]
+        self._users = [[0] * n for n in plan.blocks]  # sequences that hold each block
 
     def used_blocks(self) -> int:
-        return sum(n - len(free) for n, free in zip(self.plan.blocks, self._free, strict=True))
+        """Blocks that sequences hold."""
+        return sum(self._used(g) for g in range(len(self._free)))
 
     def used_bytes(self) -> int:
-        return sum(
-            (n - len(free)) * size
-            for n, free, size in zip(
-                self.plan.blocks, self._free, self.plan.block_bytes, strict=True
-            )
-        )
+        return sum(self._used(g) * n for g, n in enumerate(self.plan.block_bytes))
+
+    def cached_blocks(self) -> int:
+        """Blocks that stay filled although no sequence holds them."""
+        return sum(self.cache.idle(g) for g in range(len(self._free)))
 
     def check_possible(self, tokens: int) -> None:
         """Raises CapacityError when a sequence of ``tokens`` can never fit, even alone."""
         for (group, _), have in zip(self.plan.groups, self.plan.blocks, strict=True):
-            need = blocks_needed(group, tokens, self.chunk)
-            if need > have:
+            if blocks_needed(group, tokens, self.chunk) > have:
                 raise CapacityError(
                     f"{tokens} tokens do not fit the KV cache, which holds {self.plan.tokens}.",
                     remedy="Shorten the prompt or max_tokens, or raise kv_cache_memory_bytes.",
@@ -131,35 +138,129 @@ class BlockManager:
         n = len(self.plan.groups)
         return SequenceBlocks([[] for _ in range(n)], [0] * n)
 
+    def adopt(self, seq: SequenceBlocks, chain: BlockChain, tokens: Sequence[int]) -> int:
+        """Gives a new sequence the filled blocks of the longest known beginning of ``tokens``, and
+        returns how many tokens those are. The last token is never among them, since its row has to
+        be computed for its output."""
+        count = self._known(chain, tokens)
+        for g, (group, _) in enumerate(self.plan.groups):
+            first = _first_seen(group, count * BLOCK)
+            blocks = [self._find(g, chain, i, tokens) for i in range(first, count)]
+            for b in blocks:
+                self._users[g][b] += 1
+                self.cache.set_used(g, b)
+            seq.tables[g] = [-1] * first + blocks
+            seq.dropped[g] = first
+        seq.filled = count
+        return count * BLOCK
+
+    def commit(
+        self, seq: SequenceBlocks, chain: BlockChain, tokens: Sequence[int], computed: int
+    ) -> None:
+        """Lets others adopt the blocks that ``computed`` tokens fill. Call before their rows are
+        dropped."""
+        for i in range(seq.filled, computed // BLOCK):
+            key = chain.key(i, tokens)
+            for g, table in enumerate(seq.tables):
+                if table[i] >= 0:
+                    self.cache.add(g, table[i], key)
+            seq.filled = i + 1
+
+    def has_room(self, seq: SequenceBlocks, tokens: int) -> bool:
+        """Whether a sequence of ``tokens`` could have all its blocks now."""
+        for g, (group, _) in enumerate(self.plan.groups):
+            held = len(seq.tables[g]) - seq.dropped[g]
+            if blocks_needed(group, tokens, self.chunk) - held > self._available(g):
+                return False
+        return True
+
     def reserve(self, seq: SequenceBlocks, tokens: int) -> bool:
         """Blocks for cache positions up to ``tokens``; False, with nothing changed, if not now."""
         wanted = -(-tokens // BLOCK)
         missing = [max(0, wanted - len(t)) for t in seq.tables]
-        if any(m > len(free) for m, free in zip(missing, self._free, strict=True)):
+        if any(m > self._available(g) for g, m in enumerate(missing)):
             return False
-        for table, free, m in zip(seq.tables, self._free, missing, strict=True):
-            table.extend(free.pop() for _ in range(m))
+        for g, m in enumerate(missing):
+            seq.tables[g].extend(self._take(g) for _ in range(m))
         return True
 
     def drop_unseen(self, seq: SequenceBlocks, position: int) -> None:
         """Gives back blocks of sliding groups that rows from ``position`` on cannot see."""
         for g, (group, _) in enumerate(self.plan.groups):
-            if not group.window:
-                continue
-            keep = max(0, position + 1 - group.window) // BLOCK
-            gone = [b for b in seq.tables[g][seq.dropped[g] : keep] if b >= 0]
+            keep = _first_seen(group, position)
             if keep > seq.dropped[g]:
+                gone = [b for b in seq.tables[g][seq.dropped[g] : keep] if b >= 0]
                 seq.tables[g][seq.dropped[g] : keep] = [-1] * (keep - seq.dropped[g])
                 seq.dropped[g] = keep
-            self._give_back(g, gone)
+                self._give_back(g, gone)
 
     def free(self, seq: SequenceBlocks) -> None:
+        # The end of a sequence goes first, so that it is forgotten before its beginning.
         for g, table in enumerate(seq.tables):
-            self._give_back(g, [b for b in table if b >= 0])
+            self._give_back(g, [b for b in reversed(table) if b >= 0])
             seq.tables[g] = []
             seq.dropped[g] = 0
+        seq.filled = 0
+
+    def _known(self, chain: BlockChain, tokens: Sequence[int]) -> int:
+        """Leading blocks of ``tokens`` from which a sequence can go on: every block of the groups
+        that see all, and those of sliding groups that the next row sees."""
+        count = (len(tokens) - 1) // BLOCK
+        groups = list(enumerate(g for g, _ in self.plan.groups))
+        for g, group in groups:
+            if not group.window:
+                gaps = (i for i in range(count) if self._find(g, chain, i, tokens) < 0)
+                count = next(gaps, count)
+        while count:
+            seen = (
+                (g, i)
+                for g, group in groups
+                if group.window
+                for i in range(_first_seen(group, count * BLOCK), count)
+            )
+            gaps = (i for g, i in seen if self._find(g, chain, i, tokens) < 0)
+            # Every longer beginning would need that block too, so the next try ends before it.
+            gap = next(gaps, None)
+            if gap is None:
+                break
+            count = gap
+        return count
+
+    def _find(self, group: int, chain: BlockChain, index: int, tokens: Sequence[int]) -> int:
+        block = self.cache.find(group, chain.key(index, tokens))
+        return -1 if block is None else block
+
+    def _used(self, group: int) -> int:
+        return self.plan.blocks[group] - self._available(group)
+
+    def _available(self, group: int) -> int:
+        return len(self._free[group]) + self.cache.idle(group)
+
+    def _take(self, group: int) -> int:
+        block = self._free[group].pop() if self._free[group] else self.cache.evict(group)
+        self._users[group][block] = 1
+        return block
 
     def _give_back(self, group: int, blocks: list[int]) -> None:
-        if blocks:
-            self.pool.release(group, np.asarray(sorted(blocks), dtype=np.int32))
-            self._free[group].extend(blocks)
+        empty = []
+        for b in blocks:
+            self._users[group][b] -= 1
+            if self._users[group][b]:
+                continue
+            if self.cache.holds(group, b):
+                self.cache.set_idle(group, b)
+            else:
+                empty.append((group, b))
+        self._release(empty + self.cache.evict_excess())
+
+    def _release(self, blocks: list[tuple[int, int]]) -> None:
+        """Returns the memory of blocks that hold nothing to the system."""
+        for g in {g for g, _ in blocks}:
+            mine = sorted(b for group, b in blocks if group == g)
+            self.pool.release(g, np.asarray(mine, dtype=np.int32))
+            self._free[g].extend(mine)
+
+
+def _first_seen(group: KvGroup, position: int) -> int:
+    """The first block that a row at ``position`` sees."""
+    return max(0, position + 1 - group.window) // BLOCK if group.window else 0

@@ -30,10 +30,13 @@ class LLM:
     first are converted once into the cache). ``max_model_len``: context length, default the
     model's own. ``kv_cache_memory_bytes``: size of the KV pool, default what the context needs,
     bounded by free memory. ``kv_cache_dtype``: f16, bf16, or int8 with a scale per token and
-    head, at half the memory. ``weights``: mapped, resident or locked. ``progress``: called with
-    bytes done and bytes in all while the model is converted. ``load_seconds``: what opening took
-    after that; the tokenizer loads at first need. Raises an EdgeInferError when the model cannot
-    run.
+    head, at half the memory. ``weights``: mapped, resident or locked. ``enable_prefix_caching``:
+    prompts that begin alike are computed once; ``prefix_cache_memory_bytes``: how much of the KV
+    pool may stay filled for that while nothing uses it, default half of the pool. ``progress``:
+    called with bytes done and bytes in all while the model is converted. ``load_seconds``: what
+    opening took after that; the tokenizer loads at first need.
+
+    Raises an EdgeInferError when the model cannot run.
 
     Calls from several threads share the steps of one batch.
     """
@@ -49,6 +52,8 @@ class LLM:
         weights: str = "mapped",
         chunk_size: int = 256,
         max_num_seqs: int = 8,
+        enable_prefix_caching: bool = True,
+        prefix_cache_memory_bytes: int | None = None,
         chat_template: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -62,6 +67,8 @@ class LLM:
             weights=weights,
             chunk_size=chunk_size,
             max_num_seqs=max_num_seqs,
+            enable_prefix_caching=enable_prefix_caching,
+            prefix_cache_memory_bytes=prefix_cache_memory_bytes,
         )
         self.path = resolve(model, progress=progress)
         started = time.perf_counter()
@@ -234,6 +241,8 @@ class LLM:
             )
             for choice in range(params.n)
         ]
+        for r in requests[1:]:
+            r.leader = requests[0]
         self.runner.blocks.check_possible(len(ids) + requests[0].max_tokens)
         return requests
 

@@ -60,7 +60,8 @@ class CompletionOutput:
 
 @dataclass
 class RequestOutput:
-    """One prompt's result; ``outputs`` has its ``n`` completions."""
+    """One prompt's result; ``outputs`` has its ``n`` completions. ``cached_tokens``: prompt
+    tokens whose keys and values were in the pool already."""
 
     request_id: str
     prompt: str | None
@@ -68,3 +69,4 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
+    cached_tokens: int = 0

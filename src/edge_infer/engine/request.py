@@ -18,6 +18,7 @@ from edge_infer.engine.outputs import (
     TokenLogprobs,
 )
 from edge_infer.engine.params import SamplingParams
+from edge_infer.engine.prefix_cache import BlockChain
 from edge_infer.errors import ConfigError, EdgeInferError
 
 _SEEDS = 1 << 64
@@ -73,6 +74,9 @@ class Request:
         self.computed = 0
         self.cached_tokens = 0  # of the prompt: found in the pool when it was first admitted
         self.blocks: SequenceBlocks | None = None
+        self.chain = BlockChain(self.prompt_length)
+        self.leader: Request | None = None  # whose prompt this one waits for, to share its blocks
+        self.order = 0  # of arrival at the scheduler
         self.max_tokens = max_tokens
         self.detokenizer = detokenizer
         self.metrics = RequestMetrics(arrival)
@@ -108,6 +112,11 @@ class Request:
     @property
     def generated(self) -> list[int]:
         return self.tokens[self.prompt_length :]
+
+    @property
+    def left(self) -> int:
+        """Tokens whose keys and values are still to be computed; 1 when the request decodes."""
+        return len(self.tokens) - self.computed
 
     @property
     def finished(self) -> bool:
@@ -212,6 +221,7 @@ def output(choices: Sequence[Request]) -> RequestOutput:
         outputs=[r.completion() for r in choices],
         finished=all(r.finished for r in choices),
         metrics=first.metrics,
+        cached_tokens=first.cached_tokens,
     )
 
 

@@ -39,6 +39,8 @@ class RunnerOptions:
     weights: str = "mapped"
     chunk_size: int = 256
     max_num_seqs: int = 8
+    enable_prefix_caching: bool = True
+    prefix_cache_memory_bytes: int | None = None  # None: half of the pool
     all_outputs: bool = False  # logits for every row of a chunk: for perplexity and tests
 
     def __post_init__(self) -> None:
@@ -49,6 +51,16 @@ class RunnerOptions:
         budget = self.kv_cache_memory_bytes
         if budget is not None and (not isinstance(budget, int) or budget < 1):
             raise ConfigError(f"kv_cache_memory_bytes = {budget!r}; a positive integer is needed.")
+        cached = self.prefix_cache_memory_bytes
+        if cached is not None and (type(cached) is not int or cached < 0):
+            raise ConfigError(
+                f"prefix_cache_memory_bytes = {cached!r}; an integer of 0 or more is needed."
+            )
+        if cached is not None and not self.enable_prefix_caching:
+            raise ConfigError(
+                f"prefix_cache_memory_bytes = {cached} has no effect without prefix caching.",
+                remedy="Leave it out, or enable prefix caching.",
+            )
 
 
 @dataclass(frozen=True)
@@ -96,7 +108,7 @@ class ModelRunner:
             options.kv_cache_dtype,
         )
         self.program = self.builder.create(self.team, self.pool, self.weights.maps)
-        self.blocks = BlockManager(self.pool, self.plan, self.builder.max_rows)
+        self.blocks = BlockManager(self.pool, self.plan, self.builder.max_rows, self._cache_bytes())
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -158,6 +170,12 @@ class ModelRunner:
                 remedy="Convert with fewer bits, or free memory.",
             )
         return free - self.weight_bytes
+
+    def _cache_bytes(self) -> int:
+        if not self.options.enable_prefix_caching:
+            return 0
+        asked = self.options.prefix_cache_memory_bytes
+        return self.plan.bytes // 2 if asked is None else asked
 
     def _plan_pool(self) -> PoolPlan:
         budget = self.options.kv_cache_memory_bytes

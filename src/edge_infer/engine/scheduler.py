@@ -1,16 +1,19 @@
 """Which rows run in the next step: decodes first, then prefill in what is left of the chunk.
 
-A request's tokens do not depend on these choices (rows carry their own numerics), only its speed
-does.
+Half of what is left goes to the oldest prompt, so that none starves, the rest to those with the
+least left to compute, so that a short prompt does not wait for a long one. A request's tokens do
+not depend on these choices (rows carry their own numerics), only its speed does.
 """
 
 from __future__ import annotations
 
+import itertools
 import time
-from collections import deque
+from bisect import insort
 from dataclasses import dataclass
 from typing import Any
 
+from edge_infer.engine.kv_blocks import SequenceBlocks
 from edge_infer.engine.request import Request
 from edge_infer.engine.runner import ModelRunner, Piece
 from edge_infer.errors import EdgeInferError, ExecutionError
@@ -29,6 +32,7 @@ class Counters:
 
     steps: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0  # of those: found in the pool
     generated_tokens: int = 0
     preemptions: int = 0
 
@@ -38,12 +42,14 @@ class Scheduler:
 
     def __init__(self, runner: ModelRunner) -> None:
         self.runner = runner
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # oldest first
+        self.waiting: list[Request] = []  # both oldest first
+        self.running: list[Request] = []
         self.counters = Counters()
+        self._arrivals = itertools.count()
 
     def add(self, request: Request) -> None:
         """Queues a request, which must fit the pool (``BlockManager.check_possible``)."""
+        request.order = next(self._arrivals)
         self.waiting.append(request)
 
     def abort(self, request: Request) -> None:
@@ -59,8 +65,9 @@ class Scheduler:
         for r in list(self.running):
             self._leave(r)
             r.fail(error)
-        while self.waiting:
-            self.waiting.popleft().fail(error)
+        for r in self.waiting:
+            r.fail(error)
+        self.waiting.clear()
 
     @property
     def busy(self) -> bool:
@@ -84,6 +91,7 @@ class Scheduler:
             r = share.request
             r.computed += share.count
             assert r.blocks is not None
+            self.runner.blocks.commit(r.blocks, r.chain, r.tokens, r.computed)
             self.runner.blocks.drop_unseen(r.blocks, r.computed)
             if i in rows:
                 self._take(r, logits[rows[i]], now)
@@ -112,34 +120,51 @@ class Scheduler:
     def _compose(self) -> list[_Share]:
         """Shares of the next step, with their blocks reserved. When the pool is full the youngest
         running request gives its blocks back and starts again later."""
-        budget = self.runner.builder.max_rows
         shares: list[_Share] = []
-        # A request one token short of complete decodes; the others still prefill (or recompute).
-        order = sorted(self.running, key=lambda r: len(r.tokens) - r.computed > 1)
-        for r in order:
-            if r not in self.running:
-                continue  # preempted for an older one
-            count = min(len(r.tokens) - r.computed, budget)
-            if count == 0 or not self._reserve(r, r.computed + count):
+        for r in [r for r in self.running if r.left == 1]:
+            if r in self.running and self._reserve(r, r.computed + 1):
+                shares.append(_Share(r, 1))
+        self._admit()
+        decoding = {s.request for s in shares}
+        prompts = [r for r in self.running if r not in decoding]
+        counts = divide(self.runner.builder.max_rows - len(shares), [r.left for r in prompts])
+        for r, count in zip(prompts, counts, strict=True):
+            if count and r in self.running and self._reserve(r, r.computed + count):
+                shares.append(_Share(r, count))
+        return [s for s in shares if s.request in self.running]
+
+    def _admit(self) -> None:
+        """Lets waiting requests run, oldest first, while there are places and the pool has room for
+        all their tokens."""
+        for r in list(self.waiting):
+            if len(self.running) >= self.runner.options.max_num_seqs:
+                return
+            if not self._prompt_ready(r):
                 continue
-            shares.append(_Share(r, count))
-            budget -= count
-        shares = [s for s in shares if s.request in self.running]
-        while budget > 0 and self.waiting and len(self.running) < self.runner.options.max_num_seqs:
-            r = self.waiting[0]
-            count = min(len(r.tokens), budget)
-            blocks = self.runner.blocks.new_sequence()
-            if not self.runner.blocks.reserve(blocks, count):
-                break
-            self.waiting.popleft()
-            r.blocks = blocks
-            if r.metrics.first_scheduled is None:
-                self.counters.prompt_tokens += r.prompt_length
-            r.metrics.first_scheduled = r.metrics.first_scheduled or time.perf_counter()
-            self.running.append(r)
-            shares.append(_Share(r, count))
-            budget -= count
-        return shares
+            blocks, cached = self.runner.blocks.new_sequence(), 0
+            if self.runner.options.enable_prefix_caching or r.leader is not None:
+                cached = self.runner.blocks.adopt(blocks, r.chain, r.tokens)
+            if self.running and not self.runner.blocks.has_room(blocks, len(r.tokens)):
+                self.runner.blocks.free(blocks)
+                return
+            self.waiting.remove(r)
+            self._start(r, blocks, cached)
+
+    def _prompt_ready(self, request: Request) -> bool:
+        """False while the first choice of the same prompt still computes what both share."""
+        leader = request.leader
+        return leader is None or leader.finished or leader.computed >= leader.prompt_length
+
+    def _start(self, request: Request, blocks: SequenceBlocks, cached: int) -> None:
+        if request.metrics.first_scheduled is None:
+            request.metrics.first_scheduled = time.perf_counter()
+            request.cached_tokens = min(cached, request.prompt_length)
+            self.counters.prompt_tokens += request.prompt_length
+            self.counters.cached_tokens += request.cached_tokens
+        request.leader = None
+        request.blocks = blocks
+        request.computed = cached
+        insort(self.running, request, key=_order)
 
     def _reserve(self, request: Request, tokens: int) -> bool:
         assert request.blocks is not None
@@ -155,10 +180,27 @@ class Scheduler:
         request.computed = 0
         request.metrics.preemptions += 1
         self.counters.preemptions += 1
-        self.waiting.appendleft(request)
+        insort(self.waiting, request, key=_order)
 
     def _leave(self, request: Request) -> None:
         self.running.remove(request)
         if request.blocks is not None:
             self.runner.blocks.free(request.blocks)
             request.blocks = None
+
+
+def divide(rows: int, left: list[int]) -> list[int]:
+    """Rows of a step for each prompt, oldest first, with ``left`` tokens to compute."""
+    counts = [0] * len(left)
+    if left:
+        counts[0] = min(left[0], -(-rows // 2))
+    rest = rows - sum(counts)
+    for i in sorted(range(len(left)), key=left.__getitem__):
+        more = min(left[i] - counts[i], rest)
+        counts[i] += more
+        rest -= more
+    return counts
+
+
+def _order(request: Request) -> int:
+    return request.order

@@ -53,17 +53,21 @@ class Delta:
 class EngineStats:
     """Numbers of an engine now; ``*_total`` only grow.
 
-    ``waiting`` and ``running`` count choices. KV bytes are those of blocks in use, and of the whole
-    pool.
+    ``waiting`` and ``running`` count choices. KV blocks and bytes are those that running choices
+    hold, those that the prefix cache keeps filled beside them, and those of the whole pool.
+    ``cached_tokens_total``: prompt tokens that were found in the pool.
     """
 
     waiting: int
     running: int
     kv_blocks_used: int
+    kv_blocks_cached: int
     kv_blocks: int
     kv_bytes_used: int
+    kv_bytes_cached: int
     kv_bytes: int
     prompt_tokens_total: int
+    cached_tokens_total: int
     generated_tokens_total: int
     preemptions_total: int
     steps_total: int
@@ -261,10 +265,13 @@ class ServingEngine:
             waiting=max(0, self._choices - running),
             running=running,
             kv_blocks_used=blocks.used_blocks(),
+            kv_blocks_cached=blocks.cached_blocks(),
             kv_blocks=sum(plan.blocks),
             kv_bytes_used=blocks.used_bytes(),
+            kv_bytes_cached=blocks.cache.idle_bytes(),
             kv_bytes=plan.bytes,
             prompt_tokens_total=counters.prompt_tokens,
+            cached_tokens_total=counters.cached_tokens,
             generated_tokens_total=counters.generated_tokens,
             preemptions_total=counters.preemptions,
             steps_total=counters.steps,
