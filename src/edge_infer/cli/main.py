@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from edge_infer.cli import bench, convert, demo, device, inspect, run, serve, synth
+from edge_infer.cli import agent_suite, bench, convert, demo, device, inspect, run, serve, synth
 
 app = typer.Typer(
     name="edge-infer",
@@ -44,6 +44,7 @@ for name, function in (
     ("inspect", inspect.inspect),
     ("bench", bench.bench),
     ("compare", bench.compare),
+    ("agent-suite", agent_suite.agent_suite),
     ("device", device.device),
     ("synth", synth.synth),
 ):

@@ -53,3 +53,19 @@ def paired_ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]
 def inside_spread(ratios: Sequence[float]) -> bool:
     """True where the paired ratios fall on both sides of 1: no difference was shown."""
     return min(ratios) <= 1.0 <= max(ratios)
+
+
+def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:
+    """The Wilson score interval of a rate, 95% by default: (low, high) inside [0, 1].
+
+    Raises ValueError where successes is not in 0..n or n is 0.
+    """
+    if not 0 <= successes <= n or n == 0:
+        raise ValueError(f"{successes} successes of {n}")
+    rate, spread = successes / n, z * z / n
+    centre = rate + spread / 2
+    half = z * math.sqrt(rate * (1 - rate) / n + spread / (4 * n))
+    scale = 1 + spread
+    # The ends of the interval at 0 and n are exact; rounding must not carry them past.
+    low = 0.0 if successes == 0 else (centre - half) / scale
+    return low, 1.0 if successes == n else (centre + half) / scale
