@@ -11,7 +11,8 @@ import pytest
 
 from edge_infer.errors import CheckpointError, ConfigError, ExecutionError, UnsupportedError
 from edge_infer.harness.bench import BenchOptions, bench_command
-from edge_infer.harness.compare import CompareOptions, comparisons, rotation, verdict
+from edge_infer.harness.compare import CompareOptions
+from edge_infer.harness.comparison import comparisons, rotation, verdict
 from edge_infer.harness.peers import llamacpp
 from edge_infer.harness.schema import Arm, EngineBuild, Metric
 
@@ -35,11 +36,11 @@ def test_every_arm_is_first_equally_often() -> None:
 @pytest.mark.parametrize(
     ("better", "ratios", "expected"),
     [
-        ("higher", [1.2, 1.1, 1.3], "better"),
-        ("higher", [0.9, 0.8, 0.7], "worse"),
+        ("higher", [1.2, 1.15, 1.25], "better"),
+        ("higher", [0.8, 0.75, 0.7], "worse"),
         ("higher", [1.5, 1.4, 0.99], "inside the spread"),
-        ("lower", [0.9, 0.8, 0.7], "better"),
-        ("lower", [1.2, 1.1, 1.3], "worse"),
+        ("lower", [0.8, 0.75, 0.7], "better"),
+        ("lower", [1.2, 1.15, 1.25], "worse"),
     ],
 )
 def test_verdict(better, ratios: list[float], expected: str) -> None:

@@ -80,10 +80,27 @@ def inspect(path: str | Path) -> Inspection:
     """
     path = Path(path)
     if path.is_file():
-        if not is_gguf(path):
-            raise CheckpointError(f"{path} is a file but no GGUF.")
-        return _inspect_gguf(read_header(path))
+        return _inspect_gguf(_open_gguf(path))
     return _inspect_folder(Checkpoint.open(path))
+
+
+def tensor_formats(path: str | Path) -> dict[str, str]:
+    """The format of every tensor by name, a packed module counting as one tensor.
+
+    Raises CheckpointError and UnsupportedError as opening it would.
+    """
+    path = Path(path)
+    if path.is_file():
+        items = _gguf_items(_open_gguf(path))
+    else:
+        items = _folder_items(Checkpoint.open(path))
+    return {item.name: item.format for item in items}
+
+
+def _open_gguf(path: Path) -> GgufHeader:
+    if not is_gguf(path):
+        raise CheckpointError(f"{path} is a file but no GGUF.")
+    return read_header(path)
 
 
 _ROLES: list[tuple[str, re.Pattern[str]]] = [
@@ -146,7 +163,7 @@ def _tied(names: Iterable[str]) -> bool | None:
     return None if "embedding" not in roles else "head" not in roles
 
 
-def _inspect_folder(c: Checkpoint) -> Inspection:
+def _folder_items(c: Checkpoint) -> list[_Item]:
     items, parts = [], set()
     for m in c.matrices.values():
         form = f"{m.bits}-bit, groups of {m.group_size}"
@@ -160,6 +177,10 @@ def _inspect_folder(c: Checkpoint) -> Inspection:
         for t in c.tensors.values()
         if t.name not in parts
     ]
+    return items
+
+
+def _inspect_folder(c: Checkpoint) -> Inspection:
     quantization = c.config.get("quantization_config")
     if isinstance(quantization, dict):
         quantization = {k: v for k, v in quantization.items() if k != "modules"}
@@ -168,11 +189,15 @@ def _inspect_folder(c: Checkpoint) -> Inspection:
         path=c.path,
         kind="packed" if quantization else "huggingface",
         config=c.config,
-        items=items,
+        items=_folder_items(c),
         files=c.files,
         quantization=quantization,
         provenance=read_json_file(provenance, _PROVENANCE_LIMIT) if provenance.exists() else None,
     )
+
+
+def _gguf_items(h: GgufHeader) -> list[_Item]:
+    return [_Item(t.name, t.type, math.prod(t.shape), t.nbytes) for t in h.tensors.values()]
 
 
 def _inspect_gguf(h: GgufHeader) -> Inspection:
@@ -196,7 +221,7 @@ def _inspect_gguf(h: GgufHeader) -> Inspection:
         path=h.path,
         kind="gguf",
         config=config,
-        items=[_Item(t.name, t.type, math.prod(t.shape), t.nbytes) for t in h.tensors.values()],
+        items=_gguf_items(h),
         files=[h.path],
         quantization=None,
         provenance={"format": {"gguf_version": h.version}, "source": origin},

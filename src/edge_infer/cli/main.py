@@ -6,7 +6,18 @@ from typing import Annotated
 
 import typer
 
-from edge_infer.cli import agent_suite, bench, convert, demo, device, inspect, run, serve, synth
+from edge_infer.cli import (
+    agent_suite,
+    bench,
+    convert,
+    demo,
+    device,
+    grid,
+    inspect,
+    run,
+    serve,
+    synth,
+)
 
 app = typer.Typer(
     name="edge-infer",
@@ -45,6 +56,7 @@ for name, function in (
     ("bench", bench.bench),
     ("compare", bench.compare),
     ("agent-suite", agent_suite.agent_suite),
+    ("grid", grid.grid),
     ("device", device.device),
     ("synth", synth.synth),
 ):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from edge_infer.device import cpu_budget
 from edge_infer.errors import ConfigError, EdgeInferError
 from edge_infer.harness.identity import checkpoint_identity
 from edge_infer.harness.processes import Child
-from edge_infer.harness.provenance import edge_infer_build, portable, provenance
+from edge_infer.harness.provenance import edge_infer_build, now, portable, provenance
 from edge_infer.harness.schema import Arm, Artifact, Failure, MemoryReport, Metric, Scalar
 
 CHILD = "edge_infer.harness.bench_child"
@@ -191,11 +190,6 @@ def bench_command(options: BenchOptions) -> list[str]:
         if value is not None:
             command += ["--" + flag.replace("_", "-"), str(value)]
     return command
-
-
-def now() -> str:
-    """UTC, ISO 8601, to the second."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def bench(options: BenchOptions, progress: Progress = lambda text: None) -> Artifact:

@@ -2,16 +2,15 @@
 
 Every pass runs each arm in a process of its own, on the same CPUs with as many threads; who goes
 first rotates, so that a machine that warms up or slows down favours nobody. One pass gives one
-ratio; a difference counts only where every pass agrees on its sign.
+ratio; :mod:`edge_infer.harness.comparison` says which differences count.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 from edge_infer.errors import CheckpointError, ConfigError, ExecutionError
 from edge_infer.harness import stats
@@ -20,11 +19,11 @@ from edge_infer.harness.bench import (
     Progress,
     SpeedRun,
     edge_infer_arm,
-    now,
     pinned_cpus,
     run_speed,
     speed_metrics,
 )
+from edge_infer.harness.comparison import comparisons, rotation, worst_peaks
 from edge_infer.harness.identity import checkpoint_identity
 from edge_infer.harness.peers.llamacpp import (
     LlamaBenchRun,
@@ -32,8 +31,8 @@ from edge_infer.harness.peers.llamacpp import (
     llama_build,
     run_llama_bench,
 )
-from edge_infer.harness.provenance import portable, provenance
-from edge_infer.harness.schema import Arm, Artifact, Comparison, MemoryReport, Metric
+from edge_infer.harness.provenance import now, portable, provenance
+from edge_infer.harness.schema import Arm, Artifact, MemoryReport
 
 OURS, PEER = "edge-infer", "llama.cpp"
 
@@ -65,47 +64,6 @@ class Samples:
             self.prefill.append(stats.median(prefill))
         if decode:
             self.decode.append(stats.median(decode))
-
-
-def rotation(arms: Sequence[str], index: int) -> list[str]:
-    """The order of the arms in pass ``index``: each is first equally often."""
-    shift = index % len(arms)
-    return [*arms[shift:], *arms[:shift]]
-
-
-def verdict(ratio: Metric) -> Literal["better", "worse", "inside the spread"]:
-    """Better or worse only where every pass says so."""
-    if stats.inside_spread(ratio.samples):
-        return "inside the spread"
-    higher = ratio.median > 1
-    return "better" if higher == (ratio.better == "higher") else "worse"
-
-
-def comparisons(arm: Arm, baseline: Arm) -> list[Comparison]:
-    """Each metric that both arms have, as ratios pass by pass."""
-    found = []
-    for ours in arm.metrics:
-        theirs = baseline.metric(ours.name)
-        if theirs is None or len(theirs.samples) != len(ours.samples):
-            continue
-        ratio = Metric.of(
-            ours.name, "ratio", ours.better, stats.paired_ratios(ours.samples, theirs.samples)
-        )
-        found.append(
-            Comparison(
-                metric=ours.name,
-                arm=arm.name,
-                baseline=baseline.name,
-                ratio=ratio,
-                verdict=verdict(ratio),
-            )
-        )
-    return found
-
-
-def worst_peaks(first: MemoryReport | None, second: MemoryReport) -> MemoryReport:
-    """The report with the larger anonymous peak: what the arm can need."""
-    return second if first is None or second.peak_anonymous > first.peak_anonymous else first
 
 
 def compare(options: CompareOptions, progress: Progress = lambda text: None) -> Artifact:

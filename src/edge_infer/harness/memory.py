@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from edge_infer.harness.schema import MemoryReport, ProcessMemory, TreeMemory
 
 PROC = Path("/proc")
+_NOTICEABLE = 1 << 20
 
 
 def _kilobyte_fields(text: str) -> dict[str, int]:
@@ -28,8 +29,12 @@ def _kilobyte_fields(text: str) -> dict[str, int]:
 
 
 def process_tree(pid: int, proc: Path = PROC) -> list[int]:
-    """``pid`` and every descendant alive now, the root first."""
+    """``pid`` and every descendant alive now, the root first.
+
+    A session leader's session belongs to it, so a worker whose parent has ended is not lost.
+    """
     children: dict[int, list[int]] = {}
+    session: list[int] = []
     for entry in proc.iterdir():
         if not entry.name.isdigit():
             continue
@@ -38,14 +43,18 @@ def process_tree(pid: int, proc: Path = PROC) -> list[int]:
         except OSError:
             continue
         # The name in parentheses may hold spaces and parentheses itself.
-        parent = int(stat.rpartition(")")[2].split()[1])
-        children.setdefault(parent, []).append(int(entry.name))
-    found, queue = [], [pid]
-    while queue:
-        current = queue.pop(0)
-        found.append(current)
-        queue += sorted(children.get(current, []))
-    return found
+        fields = stat.rpartition(")")[2].split()
+        children.setdefault(int(fields[1]), []).append(int(entry.name))
+        if int(fields[3]) == pid:
+            session.append(int(entry.name))
+    found: dict[int, None] = {}  # ordered
+    queue = [pid]
+    while queue or session:
+        current = queue.pop(0) if queue else session.pop(0)
+        if current not in found:
+            found[current] = None
+            queue += sorted(children.get(current, []))
+    return list(found)
 
 
 def process_memory(pid: int, proc: Path = PROC) -> ProcessMemory | None:
@@ -73,9 +82,12 @@ def process_memory(pid: int, proc: Path = PROC) -> ProcessMemory | None:
     )
 
 
-def tree_memory(pid: int, moment: str, proc: Path = PROC) -> TreeMemory:
-    """Exact memory of a process and its descendants."""
-    processes = [m for p in process_tree(pid, proc) if (m := process_memory(p, proc)) is not None]
+def tree_memory(
+    pid: int, moment: str, proc: Path = PROC, left_out: Collection[int] = ()
+) -> TreeMemory:
+    """Exact memory of a process and its descendants, without those ``left_out``."""
+    pids = [p for p in process_tree(pid, proc) if p not in left_out]
+    processes = [m for p in pids if (m := process_memory(p, proc)) is not None]
 
     def total(field: str) -> int:
         return sum(getattr(m, field) for m in processes)
@@ -113,9 +125,23 @@ class PeakSampler:
     Use as a context manager around the run, or call start() and stop().
     """
 
-    def __init__(self, pid: int, interval: float = 0.02, proc: Path = PROC) -> None:
+    def __init__(
+        self,
+        pid: int,
+        interval: float = 0.02,
+        proc: Path = PROC,
+        *,
+        keep_tree: bool = False,
+        wrapper: bool = False,
+    ) -> None:
+        """``keep_tree``: exact snapshots too, whenever memory has grown, of which the one with the
+        most anonymous memory is kept; ``wrapper``: ``pid`` itself only runs the measured one.
+        """
         self.pid, self.interval, self.proc = pid, interval, proc
+        self.keep_tree, self.wrapper = keep_tree, wrapper
         self.peak_anonymous = self.peak_rss = self.peak_file_backed = self.samples = 0
+        self.peak_pss: int | None = None
+        self.peak_tree: TreeMemory | None = None
         self.snapshots: list[TreeMemory] = []
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="peak-sampler", daemon=True)
@@ -141,15 +167,27 @@ class PeakSampler:
         self._note(now.anonymous, now.rss, now.file_backed)
         return now
 
+    def _look_at_tree(self) -> None:
+        """An exact snapshot, kept where it is the largest so far."""
+        now = tree_memory(self.pid, "peak", self.proc, self._left_out())
+        self._note(now.anonymous, now.rss, now.file_backed)
+        self.peak_pss = max(self.peak_pss or 0, now.pss)
+        if self.peak_tree is None or now.anonymous > self.peak_tree.anonymous:
+            self.peak_tree = now
+
+    def _left_out(self) -> tuple[int, ...]:
+        return (self.pid,) if self.wrapper else ()
+
     def report(self) -> MemoryReport:
         """The peaks and snapshots so far."""
         return MemoryReport(
-            snapshots=list(self.snapshots),
+            snapshots=[*self.snapshots, *([self.peak_tree] if self.peak_tree else [])],
             peak_anonymous=self.peak_anonymous,
             peak_rss=self.peak_rss,
             peak_file_backed=self.peak_file_backed,
             interval_seconds=self.interval,
             samples=self.samples,
+            peak_pss=self.peak_pss,
         )
 
     def _note(self, anonymous: int, rss: int, file_backed: int) -> None:
@@ -157,12 +195,30 @@ class PeakSampler:
         self.peak_rss = max(self.peak_rss, rss)
         self.peak_file_backed = max(self.peak_file_backed, file_backed)
 
+    def _each_sample(self, pids: list[int]) -> None:
+        """For subclasses that read more of the processes."""
+
     def _watch(self) -> None:
-        pids, refreshed = [self.pid], 0.0
+        pids: list[int] = []
+        refreshed = next_tree = 0.0
+        seen = (0, 0, 0)
         while not self._stop.is_set():
             now = time.monotonic()
-            if now - refreshed > 0.2:  # listing every process costs more than reading a few
-                pids, refreshed = process_tree(self.pid, self.proc), now
-            self._note(*_counters(pids, self.proc))
+            if not pids or now - refreshed > 0.2:  # listing costs more than reading a few
+                left_out = self._left_out()
+                pids = [p for p in process_tree(self.pid, self.proc) if p not in left_out]
+                refreshed = now
+            counters = _counters(pids, self.proc)
+            self._note(*counters)
+            self._each_sample(pids)
+            grown = any(
+                new > 1.02 * old + _NOTICEABLE for new, old in zip(counters, seen, strict=True)
+            )
+            if self.keep_tree and grown and now >= next_tree:
+                seen = counters
+                spent = time.thread_time()
+                self._look_at_tree()
+                # Page tables of large processes take time to walk: 5% of one CPU at most.
+                next_tree = time.monotonic() + 20 * (time.thread_time() - spent)
             self.samples += 1
             self._stop.wait(self.interval)

@@ -9,6 +9,7 @@ import platform
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -27,6 +28,11 @@ from edge_infer.harness.schema import (
 
 ENVIRONMENT_PREFIXES = ("EDGE_INFER_", "OMP_", "GOMP_", "KMP_", "MALLOC_", "OPENBLAS_", "GGML_")
 HASH_LIMIT = 8 << 30
+
+
+def now() -> str:
+    """UTC, ISO 8601, to the second."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def _git(*args: str) -> str | None:

@@ -9,32 +9,15 @@ fields here, with a default, and raise SCHEMA_VERSION when a meaning changes.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from edge_infer.harness import stats
+from edge_infer.harness.record import Bytes, Failure, Record, Scalar
+from edge_infer.harness.schema_grid import LEAST_PASSES, GridRun, Interval, ProbeResult, Status
 
 SCHEMA_VERSION: Literal[1] = 1
-
-Scalar = str | int | float | bool | None
-Bytes = Annotated[int, Field(ge=0)]
-
-
-class Record(BaseModel):
-    """Base of every part of the artifact."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Failure(Record):
-    """Something that was to be measured and could not be."""
-
-    stage: str
-    """What was being done: "start", "load", "prefill", "decode", "peer"."""
-    code: str
-    """The error's stable code, or "exit" with the process's exit status in the message."""
-    message: str
 
 
 class Metric(Record):
@@ -136,6 +119,8 @@ class MemoryReport(Record):
     interval_seconds: float
     """Time between two samples of the peaks; shorter spikes can be missed."""
     samples: int
+    peak_pss: Bytes | None = None
+    """Of the exact snapshots, which are fewer than the samples."""
 
 
 class TensorGroup(Record):
@@ -148,6 +133,17 @@ class TensorGroup(Record):
     parameters: int
     bytes: Bytes
     bits_per_weight: float
+
+
+class TensorFormat(Record):
+    """The format of tensors that differ in their layer only."""
+
+    name: str
+    """With * for the layer's number."""
+    layers: str | None = None
+    """For example "0-8,17"; None for a tensor that belongs to no layer."""
+    format: str
+    tensors: int
 
 
 class CheckpointFile(Record):
@@ -169,6 +165,8 @@ class CheckpointIdentity(Record):
     bytes: Bytes
     files: list[CheckpointFile]
     groups: list[TensorGroup] = []
+    tensors: list[TensorFormat] = []
+    """The format of every tensor."""
     source: dict[str, Scalar] = {}
     """What it was converted from, as its provenance.json tells."""
 
@@ -261,6 +259,12 @@ class Arm(Record):
     agent: AgentResults | None = None
     metrics: list[Metric] = []
     failures: list[Failure] = []
+    status: Status = "result"
+    """"void": a probe or an expectation failed. "not a result": too few good passes."""
+    status_reason: str = ""
+    probes: list[ProbeResult] = []
+    unprobed: str = ""
+    """Why the arm needs no probe, in its author's words."""
 
     def metric(self, name: str) -> Metric | None:
         """The metric of that name, or None."""
@@ -276,6 +280,8 @@ class Comparison(Record):
     ratio: Metric
     """arm / baseline, one sample per pass."""
     verdict: Literal["better", "worse", "inside the spread"]
+    interval: Interval | None = None
+    """Of the median ratio."""
 
 
 class MachineLoad(Record):
@@ -316,6 +322,14 @@ class Provenance(Record):
     """Variables that change results: EDGE_INFER_*, OMP_*, MALLOC_*."""
 
 
+class Retraction(Record):
+    """Why a published artifact no longer counts. It stays where it is: results are append-only."""
+
+    reason: str = Field(min_length=1)
+    successor: str | None = None
+    """File name of the artifact that replaces it, if there is one."""
+
+
 class Artifact(Record):
     """One run of one benchmark."""
 
@@ -331,6 +345,19 @@ class Artifact(Record):
     arms: list[Arm]
     comparisons: list[Comparison] = []
     failures: list[Failure] = []
+    grid: GridRun | None = None
+    retracted: Retraction | None = None
+
+    @model_validator(mode="after")
+    def _few_passes_are_no_result(self) -> Artifact:
+        for arm in self.arms if self.grid is not None else []:
+            for metric in arm.metrics if arm.status == "result" else []:
+                if len(metric.samples) < LEAST_PASSES:
+                    raise ValueError(
+                        f"arm {arm.name!r} calls {len(metric.samples)} passes of {metric.name!r} "
+                        f"a result; {LEAST_PASSES} are needed"
+                    )
+        return self
 
     @model_validator(mode="after")
     def _comparisons_name_arms(self) -> Artifact:
