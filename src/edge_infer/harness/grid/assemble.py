@@ -82,7 +82,7 @@ def _arm(
         name=arm.name,
         engine=engine.build if engine is not None else _build(arm),
         command=portable(arm.command),
-        threads=engine.threads if engine is not None else len(cpus),
+        threads=engine.threads if engine is not None else None,
         cpus=list(cpus) if spec.pin else [],
         isa=engine.isa if engine is not None else None,
         settings=engine.settings if engine is not None else {},

@@ -25,7 +25,7 @@ class Engine(Record):
     """What the arm's program said about itself, where it writes an artifact of ours."""
 
     build: EngineBuild
-    threads: int
+    threads: int | None
     isa: str | None = None
     settings: dict[str, Scalar] = {}
     checkpoint: CheckpointIdentity | None = None
