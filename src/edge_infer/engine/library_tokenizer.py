@@ -71,6 +71,10 @@ class LibraryBackend:
             data = self._bytes[token_id] = self._make_bytes(token_id)
         return data
 
+    def vocabulary(self) -> list[bytes]:
+        """Every token's bytes by id, not kept here."""
+        return [self._make_bytes(i) for i in range(self.size)]
+
     def token_to_id(self, token: str) -> int | None:
         token_id = self._library.token_to_id(token)
         return int(token_id) if token_id is not None else None

@@ -112,6 +112,10 @@ class Tokenizer:
             return b""
         return backend.bytes_of(token_id)
 
+    def vocabulary(self) -> list[bytes]:
+        """The bytes of every token by id; empty where an id has no token. Made anew each time."""
+        return self.backend.vocabulary()
+
     @property
     def dummy_prefix(self) -> bool:
         """Whether decoded text begins with a space that the original text did not have."""
