@@ -86,12 +86,15 @@ def serve(
         llm = LLM(model, progress=progress, **options)
     engine = ServingEngine(llm, max_waiting=max_waiting)
     url = process.address_of(sock)
-    if as_json:
-        print_json({"url": url, "models": config.model_names, "load_seconds": llm.load_seconds})
-    process.log.info("%s at %s", ", ".join(config.model_names), url)
-    if not config.api_keys and host not in ("127.0.0.1", "::1", "localhost"):
-        process.log.warning("Open to everybody who reaches %s: there is no --api-key.", url)
-    process.run(engine, config, sock, log_level=log_level)
+
+    def started() -> None:
+        if as_json:
+            print_json({"url": url, "models": config.model_names, "load_seconds": llm.load_seconds})
+        process.log.info("%s at %s", ", ".join(config.model_names), url)
+        if not config.api_keys and host not in ("127.0.0.1", "::1", "localhost"):
+            process.log.warning("Open to everybody who reaches %s: there is no --api-key.", url)
+
+    process.run(engine, config, sock, access_log=log_level == "debug", on_start=started)
 
 
 def _name(model: str) -> str:

@@ -14,7 +14,7 @@ from edge_infer.engine.chat_template import ChatTemplate
 from edge_infer.engine.chat_template import load as load_chat_template
 from edge_infer.engine.params import SamplingParams
 from edge_infer.engine.tokenizer import Tokenizer
-from edge_infer.errors import ConfigError, ExecutionError
+from edge_infer.errors import ConfigError, EngineStoppedError, ExecutionError
 from edge_infer.server.config import ServerConfig
 from edge_infer.server.errors import ApiError
 from edge_infer.server.metrics import Metrics
@@ -35,6 +35,8 @@ class ServerContext:
         self.config = config
         self.tokenizer: Tokenizer = engine.llm.tokenizer
         self.templates = ChatTemplates(self.tokenizer, config)
+        if config.chat_template is not None:
+            self.templates.get()  # what is wrong with it is said now, and not to a client
         self.metrics = Metrics(engine)
         self.defaults = sampling_defaults(engine.llm.path)
         self.started = int(time.time())
@@ -72,7 +74,8 @@ class ServerContext:
     async def deltas(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """The deltas of a generation, timed. Closing it cancels the generation.
 
-        Raises what ended a choice with ``error``, and ApiError when the engine stopped under it.
+        Raises what ended a choice with ``error``, and EngineStoppedError when the engine stopped
+        under it.
         """
         clock = self.metrics.clock()
         try:
@@ -82,11 +85,9 @@ class ServerContext:
                 if delta.finish_reason == "error":
                     raise generation.error or ExecutionError("The engine failed on this request.")
                 if delta.finish_reason == "abort":
-                    raise ApiError(
+                    raise EngineStoppedError(
                         "The server stopped before the answer was complete.",
-                        status=503,
-                        code="serving_stopped",
-                        retry_after=1,
+                        remedy="Ask again later.",
                     )
                 yield delta
         finally:

@@ -7,6 +7,7 @@ import logging
 import socket
 import sys
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -86,7 +87,13 @@ def set_up_logging(level: str) -> None:
 class Server(uvicorn.Server):
     """Drains at the first SIGTERM or SIGINT, and stops at once at the second."""
 
-    def __init__(self, app: FastAPI, *, access_log: bool = False) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        *,
+        access_log: bool = False,
+        on_start: Callable[[], None] = lambda: None,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
@@ -106,6 +113,11 @@ class Server(uvicorn.Server):
         )
         self._context = app.state.context
         self._deadline: float | None = None
+        self._on_start = on_start
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._deadline is not None:
@@ -158,8 +170,16 @@ class BoundedProtocol(H11Protocol):
 
 
 def run(
-    engine: ServingEngine, config: ServerConfig, sock: socket.socket, *, log_level: str = "info"
+    engine: ServingEngine,
+    config: ServerConfig,
+    sock: socket.socket,
+    *,
+    access_log: bool = False,
+    on_start: Callable[[], None] = lambda: None,
 ) -> None:
-    """Serves until a signal ends it."""
-    server = Server(create_app(engine, config), access_log=log_level == "debug")
+    """Serves until a signal ends it; ``on_start`` is called when requests are taken.
+
+    Raises EdgeInferError for what is wrong with the chat template.
+    """
+    server = Server(create_app(engine, config), access_log=access_log, on_start=on_start)
     server.run(sockets=[sock])
