@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,11 +17,13 @@ from edge_infer.engine.tokenizer import Tokenizer
 from edge_infer.errors import ConfigError, EngineStoppedError, ExecutionError
 from edge_infer.server.config import ServerConfig
 from edge_infer.server.errors import ApiError
+from edge_infer.server.grammar import GrammarCompiler, GrammarSpec
 from edge_infer.server.metrics import Metrics
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
+    from edge_infer.engine.request import TokenConstraint
     from edge_infer.engine.serving import Delta, Generation, ServingEngine
 
 log = logging.getLogger(__name__)
@@ -37,6 +39,7 @@ class ServerContext:
         self.templates = ChatTemplates(self.tokenizer, config)
         if config.chat_template is not None:
             self.templates.get()  # what is wrong with it is said now, and not to a client
+        self._grammars = GrammarCompiler(self.tokenizer, engine.llm.runner.vocab_size)
         self.metrics = Metrics(engine)
         self.defaults = sampling_defaults(engine.llm.path)
         self.started = int(time.time())
@@ -67,7 +70,20 @@ class ServerContext:
             if value is not None and value > most:
                 raise ApiError(f"{param} = {value}; at most {most} is accepted.", param=param)
 
-    def generate(self, prompt: Any, params: SamplingParams, constraint: Any = None) -> Generation:
+    def compile(self, spec: GrammarSpec, param: str) -> Callable[[], TokenConstraint]:
+        """A maker of constraints. Takes milliseconds, or seconds at the first grammar: not for the
+        event loop. Raises ApiError 400, about ``param``, for a grammar that cannot be used."""
+        try:
+            return self._grammars.compile(spec)
+        except ConfigError as e:
+            raise ApiError(e.message, remedy=e.remedy, code=e.code, param=param) from e
+
+    def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        constraint: Callable[[], TokenConstraint] | None = None,
+    ) -> Generation:
         """Queues a request; raises EdgeInferError at once for one that cannot run."""
         return self.engine.generate(prompt, params, constraint=constraint)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -20,8 +20,10 @@ from edge_infer.server.errors import ApiError, unsupported_parameter
 
 if TYPE_CHECKING:
     from edge_infer.engine.chat_template import ChatTemplate
+    from edge_infer.engine.request import TokenConstraint
     from edge_infer.engine.serving import Delta, Generation
     from edge_infer.server.context import ServerContext
+    from edge_infer.server.grammar import GrammarSpec
 
 #: Variables of a template that requests have parameters of their own for.
 _RESERVED = frozenset(
@@ -96,8 +98,9 @@ class ChatJob:
     ``messages``: as chat templates see them (role, content, tool_calls with arguments as objects,
     tool_call_id). ``params.n`` is the number of choices. ``tools``: function tools in OpenAI's
     form. ``tool_choice``: auto, none, required or ``{"name": …}``. ``response_format``: what the
-    text must look like. ``template_kwargs``: variables for the template.
-    ``reasoning_effort``: none to high, for templates that have such a setting.
+    text must look like, and ``format_param`` the parameter that says so. ``template_kwargs``:
+    variables for the template. ``reasoning_effort``: none to xhigh, for templates with such a
+    setting.
     ``continue_final_message``: the answer goes on where the last message, an assistant's, ends.
     """
 
@@ -106,7 +109,8 @@ class ChatJob:
     tools: list[dict[str, Any]] = field(default_factory=list)
     tool_choice: str | dict[str, str] = "auto"
     parallel_tool_calls: bool = True
-    response_format: Any = None
+    response_format: GrammarSpec | None = None
+    format_param: str = "response_format"
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
@@ -182,15 +186,23 @@ async def run_chat(context: ServerContext, job: ChatJob) -> ChatStream:
     a full queue.
     """
     # Templates and long texts take milliseconds and more, which the event loop has not.
-    prompt = await asyncio.to_thread(chat_prompt, context, job)
-    return ChatStream(context, job, context.generate(prompt, job.params))
+    prompt, constraint = await asyncio.to_thread(_prepare, context, job)
+    return ChatStream(context, job, context.generate(prompt, job.params, constraint))
+
+
+def _prepare(
+    context: ServerContext, job: ChatJob
+) -> tuple[dict[str, Any], Callable[[], TokenConstraint] | None]:
+    prompt = chat_prompt(context, job)
+    if job.response_format is None:
+        return prompt, None
+    return prompt, context.compile(job.response_format, job.format_param)
 
 
 def chat_prompt(context: ServerContext, job: ChatJob) -> dict[str, Any]:
+    """The job's conversation as the chat template renders it: text and token ids."""
     if job.tools and job.tool_choice != "none":
         raise unsupported_parameter("tools", "tool calls are not built yet")
-    if job.response_format is not None:
-        raise unsupported_parameter("response_format", "grammars are not built yet")
     template = context.templates.get()
     going_on = job.continue_final_message
     if going_on and (not job.messages or job.messages[-1]["role"] != "assistant"):

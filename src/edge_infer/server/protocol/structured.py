@@ -6,8 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from edge_infer.server.errors import unsupported_parameter
+from edge_infer.server.errors import ApiError
+from edge_infer.server.grammar import GrammarSpec, Kind
 from edge_infer.server.protocol.common import Strict
+
+_NAMES: dict[Kind, str] = {
+    "json_schema": "json",
+    "regex": "regex",
+    "choice": "choice",
+    "lark": "grammar",
+}
 
 
 class JsonSchemaFormat(Strict):
@@ -34,9 +42,41 @@ class StructuredOutputs(Strict):
 
 def grammar_of(
     response_format: ResponseFormat | None, structured: StructuredOutputs | None
-) -> None:
-    """Raises ApiError 400 for anything but free text: grammars are not built yet."""
-    if response_format is not None and response_format.type != "text":
-        raise unsupported_parameter("response_format", "grammars are not built yet")
+) -> tuple[GrammarSpec | None, str]:
+    """The grammar that is asked for, None for free text, and the parameter that asks for it.
+
+    Raises ApiError 400 for a parameter that asks for nothing, or for two things.
+    """
+    asked: list[tuple[GrammarSpec, str]] = []
+    if response_format is not None:
+        if (response_format.type == "json_schema") != (response_format.json_schema is not None):
+            raise ApiError(
+                "response_format.json_schema goes with type = json_schema.",
+                param="response_format.json_schema",
+            )
+        if response_format.json_schema is not None:
+            schema = response_format.json_schema.json_schema
+            asked.append((GrammarSpec("json_schema", schema), "response_format"))
+        elif response_format.type == "json_object":
+            asked.append((GrammarSpec("json_object"), "response_format"))
     if structured is not None:
-        raise unsupported_parameter("structured_outputs", "grammars are not built yet")
+        param = "structured_outputs"
+        kinds: dict[Kind, Any] = {
+            "json_schema": structured.json_schema,
+            "regex": structured.regex,
+            "choice": structured.choice,
+            "lark": structured.grammar,
+        }
+        found = [
+            (GrammarSpec(k, v), f"{param}.{_NAMES[k]}") for k, v in kinds.items() if v is not None
+        ]
+        if not found:
+            raise ApiError(f"{param} needs one of {', '.join(_NAMES.values())}.", param=param)
+        asked.extend(found)
+    if len(asked) > 1:
+        raise ApiError(
+            f"{' and '.join(p for _, p in asked)} each ask for a form of the answer.",
+            param=asked[1][1],
+            remedy="Give one of them.",
+        )
+    return asked[0] if asked else (None, "response_format")

@@ -65,7 +65,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
 
 def _job(body: ChatRequest, context: ServerContext) -> ChatJob:
     body.check()
-    grammar_of(body.response_format, body.structured_outputs)
+    grammar, param = grammar_of(body.response_format, body.structured_outputs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
     context.check_limits(n=body.n, top_logprobs=logprobs)
     return ChatJob(
@@ -76,6 +76,8 @@ def _job(body: ChatRequest, context: ServerContext) -> ChatJob:
         tools=[t.model_dump(exclude_none=True) for t in body.tools or []],
         tool_choice=_tool_choice(body),
         parallel_tool_calls=body.parallel_tool_calls is not False,
+        response_format=grammar,
+        format_param=param,
         reasoning_effort=body.reasoning_effort,
         template_kwargs=body.chat_template_kwargs or {},
     )

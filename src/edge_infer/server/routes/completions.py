@@ -107,12 +107,15 @@ async def _start(context: ServerContext, body: CompletionRequest) -> _Job:
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
     )
-    grammar_of(body.response_format, body.structured_outputs)
+    grammar, param = grammar_of(body.response_format, body.structured_outputs)
+    constraint = None
+    if grammar is not None:
+        constraint = await asyncio.to_thread(context.compile, grammar, param)
     prompts = await asyncio.to_thread(_encode, context, body)
     job = _Job(context, params.n, [p["prompt"] if body.echo else "" for p in prompts])
     try:
         for prompt in prompts:
-            job.generations.append(context.generate(prompt, params))
+            job.generations.append(context.generate(prompt, params, constraint))
     except BaseException:
         job.cancel()
         raise
