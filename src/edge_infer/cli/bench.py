@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from edge_infer.cli.common import JsonOption, command, megabytes, print_json
+from edge_infer.cli.load import numbers, only_one_kind, print_load
 from edge_infer.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
@@ -43,9 +44,12 @@ def _figure(metric: Metric) -> str:
 def _print_arm(arm: Arm) -> None:
     checkpoint = "" if arm.checkpoint is None else f", {arm.checkpoint.name}"
     isa = "" if arm.isa is None else f", {arm.isa}"
-    print(f"{arm.name}{checkpoint}, {arm.threads} threads{isa}")
+    threads = "" if arm.threads is None else f", {arm.threads} threads"
+    print(f"{arm.name}{checkpoint}{threads}{isa}")
     for metric in arm.metrics:
         print(f"  {metric.name:<28}{_figure(metric)}")
+    if arm.load is not None:
+        print_load(arm.load)
     if arm.memory is not None:
         memory = arm.memory
         for moment in memory.snapshots:
@@ -92,7 +96,10 @@ def _finish(artifact: Artifact, output: Path | None, as_json: bool) -> None:
 
 @command
 def bench(
-    model: Model,
+    ctx: typer.Context,
+    model: Annotated[
+        str | None, typer.Argument(help="A folder, a GGUF file or a hub id; none with --url.")
+    ] = None,
     prompt_tokens: PromptTokens = 512,
     generate_tokens: GenerateTokens = 64,
     repeat: Annotated[int, typer.Option(help="Samples of each speed.")] = 5,
@@ -101,10 +108,51 @@ def bench(
     chunk_size: Annotated[int | None, typer.Option(help="Rows of one prefill step.")] = None,
     starts: Annotated[int, typer.Option(help="Fresh processes for load times; 0: none.")] = 3,
     timeout: Timeout = 1800.0,
+    url: Annotated[
+        str | None, typer.Option(help="Load a server with the OpenAI API instead.")
+    ] = None,
+    clients: Annotated[str, typer.Option(help="With --url: clients at a time.")] = "1,4,16",
+    seconds: Annotated[float, typer.Option(help="With --url: time for each number.")] = 30.0,
+    served_model: Annotated[
+        str | None, typer.Option(help="With --url: the model's name there; default: the first.")
+    ] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="With --url: chat completions.")] = False,
+    ignore_eos: Annotated[bool, typer.Option(help="With --url: answers of full length.")] = True,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="EDGE_INFER_API_KEY", help="With --url.")
+    ] = None,
+    pid: Annotated[
+        int | None, typer.Option(help="With --url: the server's process, to watch its memory.")
+    ] = None,
     output: Output = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Measure prefill and decode speed (llama-bench's pp and tg), load time and memory."""
+    """Measure prefill and decode speed (llama-bench's pp and tg), load time and memory.
+
+    With --url: latencies and throughput of a running server under concurrent clients.
+    """
+    only_one_kind(ctx, url is not None)
+    if url is not None:
+        from edge_infer.harness.load.options import LoadOptions
+        from edge_infer.harness.load.run import load
+
+        asked = LoadOptions(
+            url=url,
+            clients=numbers(clients),
+            seconds=seconds,
+            prompt_tokens=prompt_tokens,
+            generate_tokens=generate_tokens,
+            model=served_model,
+            chat=chat,
+            ignore_eos=ignore_eos,
+            api_key=api_key,
+            pid=pid,
+            timeout=timeout,
+        )
+        _finish(load(asked, _say), output, as_json)
+        return
+    if model is None:
+        raise ConfigError("There is nothing to measure.", remedy="Name a model, or give --url.")
     from edge_infer.harness.bench import BenchOptions
     from edge_infer.harness.bench import bench as measure
 

@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 from edge_infer.harness import stats
 from edge_infer.harness.record import Bytes, Failure, Record, Scalar
 from edge_infer.harness.schema_grid import LEAST_PASSES, GridRun, Interval, ProbeResult, Status
+from edge_infer.harness.schema_load import LoadRun
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -257,6 +258,7 @@ class Arm(Record):
     checkpoint: CheckpointIdentity | None = None
     memory: MemoryReport | None = None
     agent: AgentResults | None = None
+    load: LoadRun | None = None
     metrics: list[Metric] = []
     failures: list[Failure] = []
     status: Status = "result"
