@@ -240,6 +240,8 @@ def test_window_ends_with_the_time() -> None:
     found = summarize([late, unanswered], 2, 10.0, 12.0, 0.1, [])
     assert (found.requests, found.finished, found.failed) == (2, 0, 0)
     assert found.generated_tokens == 2
+    silent = Answer(10.0, arrivals=[10.5], completion_tokens=6, finished=True)
+    assert summarize([late, silent], 2, 10.0, 12.0, 0.1, []).generated_tokens == 2 * 6 + 6
     assert found.time_to_first_token is not None and found.time_to_first_token.max == 0.5
     assert found.inter_token is not None
     assert (found.inter_token.count, found.inter_token.max) == (1, 0.5)

@@ -239,7 +239,13 @@ def summarize(
     """What the clients saw in the window from ``begun`` to ``end`` (monotonic, seconds)."""
     errors = Counter(a.error for a in answers if a.error is not None)
     per_event = tokens_per_event(answers)
-    events = sum(sum(t <= end for t in a.arrivals) for a in answers)
+    # Tokens without text (special ones, half a character) are in the server's count alone.
+    tokens = sum(
+        a.completion_tokens
+        if a.finished and a.completion_tokens is not None
+        else per_event * sum(t <= end for t in a.arrivals)
+        for a in answers
+    )
     gaps = [
         later - earlier
         for a in answers
@@ -255,7 +261,7 @@ def summarize(
         failed=sum(errors.values()),
         errors={str(text): n for text, n in errors.most_common(20)},
         prompt_tokens=(min(prompts), max(prompts)) if prompts else None,
-        generated_tokens=round(events * per_event),
+        generated_tokens=round(tokens),
         tokens_per_event=per_event,
         time_to_first_token=distribution(_first_tokens(answers, end)),
         inter_token=distribution(gaps),
