@@ -28,4 +28,5 @@ NB_MODULE(_native, m) {
   ei::bind_weights(m);
   ei::bind_program(m);
   ei::bind_sampling(m);
+  ei::bind_roofline(m);
 }

@@ -248,8 +248,21 @@ void bind_program(nb::module_& m) {
       .def_prop_ro("activation_bytes", &Program::activation_bytes)
       .def_prop_ro("scratch_bytes", &Program::scratch_bytes)
       .def_prop_ro("isa", [](const Program& p) { return std::string(p.kernels().name); })
-      .def("set_profiling", &Program::set_profiling, "on"_a)
-      .def_prop_ro("op_seconds", &Program::op_seconds);
+      .def("set_profiling", &Program::set_profiling, "on"_a,
+           "Times the operations of each step from now on; starts at zero again.")
+      .def_prop_ro(
+          "op_times",
+          [](const Program& p) {
+            std::vector<std::tuple<double, double, double>> times;
+            for (const OpTimes& t : p.op_times()) times.emplace_back(t.work, t.input, t.wait);
+            return times;
+          },
+          "Seconds of thread 0 by operation since profiling began: (work, a linear's input rows, "
+          "waiting for other threads).")
+      .def_prop_ro(
+          "step_times",
+          [](const Program& p) { return std::tuple(p.step_times().prepare, p.step_times().join); },
+          "Seconds around the operations: (preparing the step, waiting for its last thread).");
 }
 
 }  // namespace ei

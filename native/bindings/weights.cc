@@ -1,6 +1,7 @@
 // Weight files, matrices and vectors as Python sees them.
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -91,7 +92,7 @@ Vector map_vector(std::shared_ptr<WeightMap> map, int64_t offset, int64_t n,
   require(n >= 1, "A vector needs at least one element");
   const uint8_t* data = map->at(offset, n * float_size(dtype));
   if (dtype == "F32" && reinterpret_cast<uintptr_t>(data) % 4 == 0)
-    return {reinterpret_cast<const float*>(data), n, std::move(map)};
+    return {reinterpret_cast<const float*>(data), n, std::move(map), {data, 4 * n}};
   std::vector<float> values(n);
   for (int64_t i = 0; i < n; ++i) {
     uint16_t half;
@@ -103,7 +104,29 @@ Vector map_vector(std::shared_ptr<WeightMap> map, int64_t offset, int64_t n,
       values[i] = bf16_to_float(half);
     }
   }
-  return make_vector(std::move(values));
+  Vector v = make_vector(std::move(values));
+  v.source = {data, n * float_size(dtype)};
+  return v;
+}
+
+// What a matrix reads, as (address, bytes).
+using Regions = std::vector<std::pair<uintptr_t, int64_t>>;
+Regions regions(const Weight& w) {
+  const Matrix& m = w.matrix;
+  const auto address = [](const void* p) { return reinterpret_cast<uintptr_t>(p); };
+  const int64_t values = int64_t{m.n} * m.k;
+  if (m.group == 0) return {{address(m.codes), values * (m.type == WeightType::kF32 ? 4 : 2)}};
+  const int64_t n_pad = (int64_t{m.n} + kBlockN - 1) / kBlockN * kBlockN;
+  const int64_t scales = n_pad * (m.k_pad / m.group) * 2;
+  Regions out = {{address(m.codes), n_pad * m.k_pad / (m.type == WeightType::kQ4 ? 2 : 1)},
+                 {address(m.scales), scales}};
+  if (m.minimums != nullptr) out.emplace_back(address(m.minimums), scales);
+  return out;
+}
+
+Regions regions(const Vector& v) {
+  if (v.source.bytes == 0) return {};
+  return {{reinterpret_cast<uintptr_t>(v.source.data), v.source.bytes}};
 }
 
 }  // namespace
@@ -112,6 +135,9 @@ void bind_weights(nb::module_& m) {
   nb::class_<Weight>(m, "Weight", "One matrix [n, k] with what keeps its memory alive.")
       .def_prop_ro("n", [](const Weight& w) { return w.matrix.n; })
       .def_prop_ro("k", [](const Weight& w) { return w.matrix.k; })
+      .def_prop_ro(
+          "regions", [](const Weight& w) { return regions(w); },
+          "The (address, bytes) that reading the whole matrix reads.")
       .def_static(
           "from_numpy",
           [](const FloatArray& a) {
@@ -127,6 +153,9 @@ void bind_weights(nb::module_& m) {
   nb::class_<Vector>(m, "Vector", "One f32 vector with what keeps its memory alive.")
       .def(nb::init<>())
       .def_prop_ro("size", [](const Vector& v) { return v.size; })
+      .def_prop_ro(
+          "regions", [](const Vector& v) { return regions(v); },
+          "The (address, bytes) of the weight file that the vector is, or was converted from.")
       .def("numpy",
            [](const Vector& v) {
              auto* copy = new std::vector<float>(v.data, v.data + v.size);

@@ -38,6 +38,7 @@ std::map<std::string, KernelTable> build_tables() {
   scalar::register_elementwise(t);
   scalar::register_attention(t);
   scalar::register_sampling(t);
+  scalar::register_peaks(t);
   tables["scalar"] = t;
 
   t.name = "avx2";
@@ -46,11 +47,13 @@ std::map<std::string, KernelTable> build_tables() {
   avx2::register_elementwise(t);
   avx2::register_attention(t);
   avx2::register_sampling(t);
+  avx2::register_peaks(t);
   tables["avx2"] = t;
 
   KernelTable v = t;
   v.name = "avx2vnni";
   avx2vnni::register_linear_int8(v);
+  avx2vnni::register_peaks(v);
   tables["avx2vnni"] = v;
 
   t.name = "avx512";
@@ -59,15 +62,18 @@ std::map<std::string, KernelTable> build_tables() {
   avx512::register_elementwise(t);
   avx512::register_attention(t);
   avx512::register_sampling(t);
+  avx512::register_peaks(t);
   tables["avx512"] = t;
 
   t.name = "avx512bf16";
   avx512bf16::register_linear_bf16(t);
+  avx512bf16::register_peaks(t);
   tables["avx512bf16"] = t;
 
   t.name = "amx";
   amx::register_linear_bf16(t);
   amx::register_attention(t);
+  amx::register_peaks(t);
   tables["amx"] = t;
   return tables;
 }

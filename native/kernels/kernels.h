@@ -161,6 +161,14 @@ struct KernelTable {
   int (*collect_above)(const float* x, int n, float threshold, int32_t* ids,
                        int capacity);         // x >= threshold
   bool (*all_finite)(const float* x, int n);  // -inf counts as finite here: a masked logit
+
+  // --- ceilings of the machine ---
+  // Sum of the 64-bit words of a page-aligned stretch, a multiple of 256 bytes, by plain loads.
+  uint64_t (*stream_read)(const void* data, int64_t bytes);
+  // `steps` times the same multiply-accumulates of ones, operands in registers or tiles; returns
+  // the sum of the accumulators, which is how many were done. Null: no such instructions.
+  int64_t (*peak_int8)(int64_t steps);
+  int64_t (*peak_bf16)(int64_t steps);
 };
 
 // fills in what a level's files provide; levels start from the table they extend
@@ -172,6 +180,7 @@ struct KernelTable {
   void register_elementwise(KernelTable&);  \
   void register_attention(KernelTable&);    \
   void register_sampling(KernelTable&);     \
+  void register_peaks(KernelTable&);        \
   }
 EI_DECLARE_LEVEL(scalar)
 EI_DECLARE_LEVEL(avx2)

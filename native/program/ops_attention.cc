@@ -54,7 +54,7 @@ void Program::attention_decode(const Op& op, Worker& w) {
             std::min(v.end, (s + 1) * kAttentionSplit), m, m + group_heads, m + 2 * group_heads);
       }
   }
-  w.barrier.wait();
+  w.wait();
   item = 0;
   int64_t head = 0;
   for (int r = 0; r < in_->decode_rows; ++r) {

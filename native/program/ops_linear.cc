@@ -101,7 +101,8 @@ void Program::run_linear(const Op& op, size_t index, Worker& w) {
       kt.pack_rows_bf16(x, stride, n, k, k32, tiles + static_cast<int64_t>(t) * 16 * k32);
     }
   }
-  if (!alone) w.barrier.wait();
+  w.lap(&OpTimes::input);
+  if (!alone) w.wait();
 
   // --- channels ---
   int total = 0;

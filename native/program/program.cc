@@ -1,15 +1,12 @@
 #include "program/program.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "isa/isa.h"
 #include "program/worker.h"
 
 namespace ei {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 bool is_row_op(OpKind k) {
   switch (k) {
@@ -24,6 +21,8 @@ bool is_row_op(OpKind k) {
 
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
+double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
+
 }  // namespace
 
 Program::Program(ProgramSpec spec, std::shared_ptr<Team> team, std::shared_ptr<KvPool> pool,
@@ -37,7 +36,7 @@ Program::Program(ProgramSpec spec, std::shared_ptr<Team> team, std::shared_ptr<K
   plan_scratch();
   arena_ = Arena(static_cast<size_t>(spec_.arena_bytes));
   claims_ = std::make_unique<std::atomic<int32_t>[]>(spec_.ops.size());
-  op_seconds_.assign(spec_.ops.size(), 0.0);
+  op_times_.resize(spec_.ops.size());
   cos_.resize(spec_.tables.size());
   sin_.resize(spec_.tables.size());
 
@@ -97,18 +96,24 @@ const float* Program::row(int buffer, int row) const {
 void Program::set_profiling(bool on) {
   std::lock_guard<std::mutex> lock(turn_);
   profiling_ = on;
-  std::fill(op_seconds_.begin(), op_seconds_.end(), 0.0);
+  std::fill(op_times_.begin(), op_times_.end(), OpTimes{});
+  step_times_ = {};
 }
 
 void Program::step(const StepInput& input) {
   std::unique_lock<std::mutex> lock(turn_, std::try_to_lock);
   if (!lock.owns_lock())
     throw Error("execution_failed", "A step of this program is already running.");
+  const Clock::time_point begin = Clock::now();
   check_step(input);
   prepare(input);
   team_->run([](void* self, int thread,
                 int threads) { static_cast<Program*>(self)->run(thread, threads); },
              this);
+  if (profiling_) {
+    step_times_.prepare += seconds(operations_begin_ - begin);
+    step_times_.join += seconds(Clock::now() - operations_end_);
+  }
   in_ = nullptr;
   last_rows_ = input.rows;
   last_outputs_ = input.outputs;
@@ -162,10 +167,12 @@ void Program::prepare(const StepInput& in) {
 void Program::run(int thread, int threads) {
   Worker w{thread, threads, team_->barrier(), private_.data() + thread * private_stride_};
   fill_rope_tables(w);
-  Clock::time_point last = Clock::now();
+  const bool timing = profiling_ && thread == 0;
+  if (timing) w.last = operations_begin_ = Clock::now();
   for (size_t i = 0; i < spec_.ops.size(); ++i) {
     const Op& op = spec_.ops[i];
-    if (barrier_before_[i]) w.barrier.wait();
+    if (timing) w.times = &op_times_[i];
+    if (barrier_before_[i]) w.wait();
     if (rows_in(space_of(op)) > 0) {
       if (op.kind == OpKind::kLinear)
         run_linear(op, i, w);
@@ -174,12 +181,9 @@ void Program::run(int thread, int threads) {
       else
         run_rows(op, w);
     }
-    if (profiling_ && thread == 0) {
-      const auto now = Clock::now();
-      op_seconds_[i] += std::chrono::duration<double>(now - last).count();
-      last = now;
-    }
+    w.lap(&OpTimes::work);
   }
+  if (timing) operations_end_ = w.last;
 }
 
 }  // namespace ei

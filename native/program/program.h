@@ -1,6 +1,7 @@
 // An operation list over named buffers, and the executor: one call runs one step of a whole model.
 #pragma once
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -24,6 +25,11 @@ struct Vector {
   const float* data = nullptr;
   int64_t size = 0;
   std::shared_ptr<const void> owner;
+  // Where in a weight file it lies, or was converted from; nothing reads through this.
+  struct Source {
+    const uint8_t* data = nullptr;
+    int64_t bytes = 0;
+  } source;
 };
 
 // Rows of a step live in one of two spaces: every row of the step, or the rows whose outputs are
@@ -100,6 +106,19 @@ struct ProgramSpec {
   std::vector<RopeTable> tables;
 };
 
+using Clock = std::chrono::steady_clock;
+
+// Where thread 0 spent its time, in seconds.
+struct OpTimes {
+  double work = 0;
+  double input = 0;  // kLinear: norm or gate in front, quantization or packing of its rows
+  double wait = 0;   // at barriers, before the operation and inside it
+};
+struct StepTimes {
+  double prepare = 0;  // checks, tables, waking the team
+  double join = 0;     // waiting for the other threads at the end
+};
+
 // The rows of one step. Rows [0, decode_rows) use decode numerics, the rest prefill numerics;
 // outputs likewise. All pointers are checked by Program::step against these counts.
 struct StepInput {
@@ -140,9 +159,10 @@ class Program {
   int last_outputs() const { return last_outputs_; }
   int last_rows() const { return last_rows_; }
 
-  // Seconds by operation since profiling was switched on; thread 0's view, waiting included.
+  // Seconds by operation since profiling was switched on, and of the step around them.
   void set_profiling(bool on);
-  const std::vector<double>& op_seconds() const { return op_seconds_; }
+  const std::vector<OpTimes>& op_times() const { return op_times_; }
+  const StepTimes& step_times() const { return step_times_; }
 
  private:
   struct Worker;  // one thread's view of the running step
@@ -204,7 +224,9 @@ class Program {
   int last_rows_ = 0, last_outputs_ = 0;
 
   bool profiling_ = false;
-  std::vector<double> op_seconds_;
+  std::vector<OpTimes> op_times_;
+  StepTimes step_times_;
+  Clock::time_point operations_begin_, operations_end_;
 };
 
 constexpr int kPrefillTileRows = 32;

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from edge_infer.errors import CheckpointError, ConfigError, ExecutionError, UnsupportedError
-from edge_infer.harness.bench import BenchOptions, bench_command
+from edge_infer.harness.bench import BenchOptions, bench_command, with_weights_read
 from edge_infer.harness.compare import CompareOptions
 from edge_infer.harness.comparison import comparisons, rotation, verdict
-from edge_infer.harness.peers import llamacpp
+from edge_infer.harness.peers import PeerRun, llamacpp, open_peer
 from edge_infer.harness.schema import Arm, EngineBuild, Metric
 
 
@@ -67,8 +67,9 @@ RESULTS = [
 
 
 def test_llama_bench_results() -> None:
-    prefill, decode, fields = llamacpp.parse_results(json.dumps(RESULTS))
-    assert (prefill, decode, fields["n_threads"]) == ([100.0, 110.0], [20.0, 21.0], 2)
+    samples, fields = llamacpp.parse_results(json.dumps(RESULTS))
+    assert samples == {"prefill": [100.0, 110.0], "decode": [20.0, 21.0]}
+    assert fields["n_threads"] == 2
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "nonsense", '[{"n_prompt": 1}]', "3"])
@@ -77,38 +78,93 @@ def test_other_output_is_an_error(text: str) -> None:
         llamacpp.parse_results(text)
 
 
+BATCHED = [
+    "llama_perf: something that is no JSON",
+    '{"pp": 64, "tg": 8, "pl": 4, "speed_pp": 1.0, "speed_tg": 80.5}',
+    '{"pp": 64, "tg": 8, "pl": 4, "speed_pp": 1.0, "speed_tg": 81.5}',
+]
+
+
 @pytest.fixture
 def fake_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    program = tmp_path / "llama-bench"
-    program.write_text(f"#!/bin/sh\necho \"$@\" > {tmp_path}/args\necho '{json.dumps(RESULTS)}'\n")
-    program.chmod(0o755)
-    monkeypatch.setenv(llamacpp.VARIABLE, str(program))
-    return program
+    """llama-bench and llama-batched-bench that write down their arguments."""
+    for name, out in (("llama-bench", [json.dumps(RESULTS)]), (llamacpp.BATCHED, BATCHED)):
+        program = tmp_path / name
+        lines = "".join(f"echo '{line}'\n" for line in out)
+        program.write_text(f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/args\n{lines}')
+        program.chmod(0o755)
+    monkeypatch.setenv(llamacpp.VARIABLE, str(tmp_path / "llama-bench"))
+    return tmp_path / "llama-bench"
+
+
+def run_fake(tmp_path: Path, **options) -> tuple[PeerRun, list[dict[str, str]]]:
+    """The run, and the options of each program that it started, the name under ``program``."""
+    bench = BenchOptions(model="m", repeat=2, timeout=60, **options)
+    cpus = sorted(os.sched_getaffinity(0))[:1]
+    run = open_peer("llamacpp").run(tmp_path / "m.gguf", bench, cpus)
+    started = []
+    for line in (tmp_path / "args").read_text().splitlines():
+        words = line.split()
+        started.append({"program": words[0], **dict(zip(words[1::2], words[2::2], strict=True))})
+    return run, started
 
 
 def test_llama_bench_is_run_with_the_same_measurement(fake_bench: Path, tmp_path: Path) -> None:
-    run = llamacpp.run_llama_bench(
-        llamacpp.find_program(),
-        tmp_path / "m.gguf",
-        prompt_tokens=512,
-        generate_tokens=64,
-        repeat=2,
-        threads=2,
-        cpus=sorted(os.sched_getaffinity(0))[:1],
-        timeout=60,
-    )
-    words = (tmp_path / "args").read_text().split()
-    options = dict(zip(words[::2], words[1::2], strict=True))
-    assert options == {
-        "-m": str(tmp_path / "m.gguf"),
-        "-t": "2",
-        "-r": "2",
-        "-p": "512",
-        "-n": "64",
-        "-o": "json",
-    }
-    assert (run.prefill, run.decode, run.threads) == ([100.0, 110.0], [20.0, 21.0], 2)
+    run, started = run_fake(tmp_path)
+    assert started == [
+        {
+            "program": "llama-bench",
+            "-m": str(tmp_path / "m.gguf"),
+            "-t": "1",
+            "-r": "2",
+            "-p": "512",
+            "-n": "64",
+            "-o": "json",
+        }
+    ]
+    assert run.samples == {"prefill": [100.0, 110.0], "decode": [20.0, 21.0]}
+    assert run.threads == 2
     assert run.settings == {"type_k": "f16"}
+
+
+def test_context_belongs_to_the_decode_alone(fake_bench: Path, tmp_path: Path) -> None:
+    run, started = run_fake(tmp_path, context=2048)
+    assert [(s["-p"], s["-n"], s.get("-d")) for s in started] == [
+        ("512", "0", None),
+        ("0", "64", "2048"),
+    ]
+    assert run.command.count("&&") == 1
+
+
+def test_several_sequences_are_llama_batched_bench(fake_bench: Path, tmp_path: Path) -> None:
+    run, started = run_fake(tmp_path, context=2048, prompt_tokens=0, sequences=4)
+    assert [s["program"] for s in started] == ["llama-bench", llamacpp.BATCHED]
+    batched = started[1]
+    assert (batched["-npp"], batched["-ntg"], batched["-npl"]) == ("2048", "64", "4,4")
+    assert int(batched["-c"]) >= 4 * (2048 + 64)
+    assert run.samples["decode.together"] == [80.5, 81.5]
+    (tmp_path / llamacpp.BATCHED).unlink()
+    with pytest.raises(UnsupportedError, match="batched"):
+        run_fake(tmp_path, sequences=2)
+
+
+@pytest.mark.parametrize("text", ["", "no JSON", '{"pp": 1}', "{"])
+def test_other_output_of_batched_bench_is_an_error(text: str) -> None:
+    with pytest.raises(ExecutionError, match="batched"):
+        llamacpp.parse_batched(text)
+
+
+def test_unknown_peer() -> None:
+    with pytest.raises(ConfigError, match="llamacpp"):
+        open_peer("nobody")
+
+
+def test_weights_read_is_bytes_by_speed() -> None:
+    samples = {"decode": [10.0, 20.0, 30.0], "stream_read": [50.0, 80.0]}
+    found = with_weights_read(samples, 2_000_000_000)
+    assert found["weights_read"] == [20.0, 40.0, 60.0]
+    assert found["weights_read.share"] == [40.0 / 65.0]
+    assert with_weights_read({"prefill": [1.0]}, 1) == {"prefill": [1.0]}
 
 
 def test_build_description_is_read_from_beside_the_program(fake_bench: Path) -> None:
@@ -147,6 +203,9 @@ def test_missing_program_says_how_to_build_it(tmp_path: Path, monkeypatch) -> No
         {"threads": 0},
         {"timeout": 0},
         {"starts": -1},
+        {"context": -1},
+        {"sequences": 0},
+        {"context": 5, "generate_tokens": 0},
     ],
 )
 def test_senseless_bench_options_are_refused(changes: dict[str, int]) -> None:
@@ -164,6 +223,6 @@ def test_senseless_compare_options_are_refused(tmp_path: Path) -> None:
 
 
 def test_bench_command_repeats_the_measurement() -> None:
-    command = bench_command(BenchOptions(model="m", threads=2, chunk_size=128))
+    command = bench_command(BenchOptions(model="m", context=9, threads=2, chunk_size=128))
     assert command[:3] == ["edge-infer", "bench", "m"]
-    assert command[-4:] == ["--threads", "2", "--chunk-size", "128"]
+    assert command[-6:] == ["--context", "9", "--threads", "2", "--chunk-size", "128"]

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
 Model = Annotated[str, typer.Argument(help="A folder, a GGUF file or a hub id (org/name).")]
 PromptTokens = Annotated[int, typer.Option(help="Tokens of the prefill; 0 leaves it out.")]
 GenerateTokens = Annotated[int, typer.Option(help="Steps of the decode; 0 leaves it out.")]
+Context = Annotated[int, typer.Option(help="Tokens in the cache before the decode.")]
+Sequences = Annotated[
+    int, typer.Option(help="More than 1: also that many sequences decoding together.")
+]
+KvDtype = Annotated[str | None, typer.Option("--kv-cache-dtype", help="f16, bf16 or int8.")]
 Threads = Annotated[int | None, typer.Option(help="Default: one per usable core.")]
 Output = Annotated[
     Path | None, typer.Option("--output", "-o", help="Write the artifact (JSON) to this file.")
@@ -103,7 +108,10 @@ def bench(
     prompt_tokens: PromptTokens = 512,
     generate_tokens: GenerateTokens = 64,
     repeat: Annotated[int, typer.Option(help="Samples of each speed.")] = 5,
+    context: Context = 0,
+    sequences: Sequences = 1,
     threads: Threads = None,
+    kv_cache_dtype: KvDtype = None,
     weights: Annotated[str | None, typer.Option(help="mapped, resident or locked.")] = None,
     chunk_size: Annotated[int | None, typer.Option(help="Rows of one prefill step.")] = None,
     starts: Annotated[int, typer.Option(help="Fresh processes for load times; 0: none.")] = 3,
@@ -161,7 +169,10 @@ def bench(
         prompt_tokens=prompt_tokens,
         generate_tokens=generate_tokens,
         repeat=repeat,
+        context=context,
+        sequences=sequences,
         threads=threads,
+        kv_cache_dtype=kv_cache_dtype,
         weights=weights,
         chunk_size=chunk_size,
         starts=starts,
@@ -179,7 +190,10 @@ def compare(
     prompt_tokens: PromptTokens = 512,
     generate_tokens: GenerateTokens = 64,
     repeat: Annotated[int, typer.Option(help="Samples in each pass; their median counts.")] = 3,
+    context: Context = 0,
+    sequences: Sequences = 1,
     threads: Threads = None,
+    kv_cache_dtype: KvDtype = None,
     timeout: Timeout = 1800.0,
     output: Output = None,
     as_json: JsonOption = False,
@@ -189,14 +203,15 @@ def compare(
     from edge_infer.harness.compare import CompareOptions
     from edge_infer.harness.compare import compare as measure
 
-    if peer != "llamacpp":
-        raise ConfigError(f"There is no peer {peer!r}.", remedy="Use --peer llamacpp.")
     options = BenchOptions(
         model=model,
         prompt_tokens=prompt_tokens,
         generate_tokens=generate_tokens,
         repeat=repeat,
+        context=context,
+        sequences=sequences,
         threads=threads,
+        kv_cache_dtype=kv_cache_dtype,
         timeout=timeout,
     )
-    _finish(measure(CompareOptions(options, peer_model, passes), _say), output, as_json)
+    _finish(measure(CompareOptions(options, peer_model, passes, peer), _say), output, as_json)

@@ -12,7 +12,8 @@ if TYPE_CHECKING:
     from edge_infer.harness.schema_load import Distribution, LoadRun
 
 WITH_URL = {"clients", "seconds", "served_model", "chat", "ignore_eos", "pid"}
-WITHOUT_URL = {"model", "repeat", "threads", "weights", "chunk_size", "starts"}
+WITHOUT_URL = {"model", "repeat", "context", "sequences", "threads", "kv_cache_dtype", "weights"}
+WITHOUT_URL |= {"chunk_size", "starts"}
 
 
 def only_one_kind(context: typer.Context, load: bool) -> None:

@@ -1,9 +1,12 @@
 """``edge-infer bench``: prefill and decode speed, load time and memory of one model.
 
 Prefill is the time of a prompt of N random tokens from an empty cache; decode is N steps of one
-token after a prompt of one token. Both follow a warm-up run, each repeat is one sample, and the
-two are separate runs: the meaning of llama-bench's ppN and tgN. Every measured thing runs in a
-process of its own, so that memory and peaks belong to it alone.
+token after a prompt of one token, or of ``context`` tokens more. Both follow a warm-up run, each
+repeat is one sample, and the two are separate runs: the meaning of llama-bench's ppN and tgN @ dN.
+``decode.together`` is the total of several sequences that decode in the same steps. A streaming
+read of memory by the same threads follows at once: the ceiling of decode, which reads every weight
+for every token. Every measured thing runs in a process of its own, so that memory and peaks belong
+to it alone.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import Any
 
 from edge_infer.device import cpu_budget
 from edge_infer.errors import ConfigError, EdgeInferError
+from edge_infer.harness import stats
 from edge_infer.harness.identity import checkpoint_identity
 from edge_infer.harness.processes import Child
 from edge_infer.harness.provenance import edge_infer_build, now, portable, provenance
@@ -37,6 +41,11 @@ class BenchOptions:
     threads: int | None = None
     weights: str | None = None
     chunk_size: int | None = None
+    kv_cache_dtype: str | None = None
+    context: int = 0
+    """Tokens in the cache before the decode; the prefill always starts from an empty one."""
+    sequences: int = 1
+    """More than one: also that many decoding together, each after ``context`` tokens."""
     starts: int = 3
     """Fresh processes for the load times; 0 leaves them out."""
     timeout: float = 1800.0
@@ -46,6 +55,8 @@ class BenchOptions:
             ("prompt_tokens", 0, 1 << 20),
             ("generate_tokens", 0, 1 << 20),
             ("repeat", 1, 1000),
+            ("context", 0, 1 << 20),
+            ("sequences", 1, 1024),
             ("starts", 0, 100),
         ):
             value = getattr(self, name)
@@ -53,6 +64,11 @@ class BenchOptions:
                 raise ConfigError(f"{name} = {value}; a number of {low} to {high} is needed.")
         if not self.prompt_tokens and not self.generate_tokens:
             raise ConfigError("Neither prompt nor generated tokens were asked for.")
+        if not self.generate_tokens and (self.context or self.sequences > 1):
+            raise ConfigError(
+                "context and sequences are settings of the decode, which was left out.",
+                remedy="Ask for generate_tokens of 1 or more.",
+            )
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise ConfigError(f"threads = {self.threads}; a number of 1 to 1024 is needed.")
         if self.timeout <= 0:
@@ -67,25 +83,39 @@ class BenchOptions:
             "prompt_tokens": self.prompt_tokens,
             "generate_tokens": self.generate_tokens,
             "repeat": self.repeat,
+            "context": self.context,
+            "sequences": self.sequences,
             "engine": {
                 "threads": self.threads,
                 "weights": self.weights,
                 "chunk_size": self.chunk_size,
-                # Room for the longer of the two runs, so the KV pool is that and no more.
-                "max_model_len": max(self.prompt_tokens + 1, self.generate_tokens + 2, 64),
-                "max_num_seqs": 1,
+                "kv_cache_dtype": self.kv_cache_dtype,
+                # Room for the longest run, so the KV pool is that and no more.
+                "max_model_len": max(self.prompt_tokens + 1, self._decode_room(), 64),
+                "max_num_seqs": self.sequences,
             },
         }
+
+    def _decode_room(self) -> int:
+        """Tokens in the cache at the end of the decode, over all sequences."""
+        prompts = self.sequences * (self.context + 1)
+        # The first sequences decode already while the last ones prefill.
+        early = prompts // 64 + self.sequences if self.sequences > 1 else 0
+        return prompts + self.sequences * (self.generate_tokens + 1 + early)
+
+
+Samples = dict[str, list[float]]
+"""By metric, in the order of measurement."""
+UNITS = {"stream_read": "GB/s", "weights_read": "GB/s", "weights_read.share": "ratio"}
+"""Of the metrics that are not tok/s."""
 
 
 @dataclass
 class SpeedRun:
-    """One process's worth of speed samples."""
+    """One process's worth of speed samples: "prefill", "decode", "decode.together" (tok/s), and
+    "stream_read" (GB/s)."""
 
-    prefill: list[float] = field(default_factory=list)
-    """tok/s."""
-    decode: list[float] = field(default_factory=list)
-    """tok/s."""
+    samples: Samples = field(default_factory=dict)
     ready_seconds: float = 0.0
     """Process start to a model that is ready."""
     info: dict[str, Any] = field(default_factory=dict)
@@ -95,18 +125,26 @@ class SpeedRun:
 def run_speed(options: BenchOptions, cpus: Sequence[int] = ()) -> SpeedRun:
     """Measures speed and memory in one fresh process, confined to ``cpus`` if any are given."""
     run = SpeedRun()
+    tokens = {
+        "prefill": options.prompt_tokens,
+        "decode": options.generate_tokens,
+        "decode.together": options.sequences * options.generate_tokens,
+    }
     with Child(CHILD, options.child("speed"), cpus, options.timeout) as child:
         for event in child.events():
             name = event["event"]
             if name == "loaded":
                 run.ready_seconds = event["time"] - child.started
                 run.info = event["info"]
-            elif name in ("prefill", "decode"):
-                tokens = options.prompt_tokens if name == "prefill" else options.generate_tokens
-                setattr(run, name, [tokens / s for s in event["seconds"]])
-            if name != "end":
+            elif name in tokens:
+                run.samples[name] = [tokens[name] / s for s in event["seconds"]]
+            elif name == "stream_read":
+                run.samples[name] = [event["bytes"] / s / 1e9 for s in event["seconds"]]
+                run.info["settings"]["stream_read_bytes"] = event["bytes"]
+            if name in ("loaded", *tokens):
                 child.sampler.snapshot(name)
-        run.memory = child.sampler.report()
+                # What is read in a stream afterwards is not the model's memory.
+                run.memory = child.sampler.report()
     return run
 
 
@@ -147,10 +185,24 @@ def run_tokenizer(options: BenchOptions, folder: Path) -> list[Metric]:
     return metrics
 
 
-def speed_metrics(prefill: list[float], decode: list[float]) -> list[Metric]:
-    """The two speeds as metrics; one that was not measured is left out."""
-    named = (("prefill", prefill), ("decode", decode))
-    return [Metric.of(name, "tok/s", "higher", samples) for name, samples in named if samples]
+def with_weights_read(samples: Samples, weight_bytes: int) -> Samples:
+    """Adds the weights that the decode of one process read each second, and their share of its
+    streaming read, median by median."""
+    decode, stream = samples.get("decode"), samples.get("stream_read")
+    if not decode or not stream:
+        return samples
+    read = [weight_bytes * speed / 1e9 for speed in decode]
+    share = stats.median(read) / stats.median(stream)
+    return {**samples, "weights_read": read, "weights_read.share": [share]}
+
+
+def speed_metrics(samples: Samples) -> list[Metric]:
+    """The samples as metrics; what was not measured is left out."""
+    return [
+        Metric.of(name, UNITS.get(name, "tok/s"), "higher", values)
+        for name, values in samples.items()
+        if values
+    ]
 
 
 def edge_infer_arm(
@@ -185,11 +237,17 @@ def bench_command(options: BenchOptions) -> list[str]:
     command += ["--prompt-tokens", str(options.prompt_tokens)]
     command += ["--generate-tokens", str(options.generate_tokens)]
     command += ["--repeat", str(options.repeat)]
-    for flag in ("threads", "weights", "chunk_size"):
+    return command + optional_flags(options)
+
+
+def optional_flags(options: BenchOptions) -> list[str]:
+    """The options that differ from their defaults, as words of a command line."""
+    words = []
+    for flag in ("context", "sequences", "threads", "weights", "chunk_size", "kv_cache_dtype"):
         value = getattr(options, flag)
-        if value is not None:
-            command += ["--" + flag.replace("_", "-"), str(value)]
-    return command
+        if value != getattr(BenchOptions, flag):
+            words += ["--" + flag.replace("_", "-"), str(value)]
+    return words
 
 
 def bench(options: BenchOptions, progress: Progress = lambda text: None) -> Artifact:
@@ -208,7 +266,7 @@ def bench(options: BenchOptions, progress: Progress = lambda text: None) -> Arti
     command = bench_command(options)
     options = replace(options, model=str(folder))
     run = run_speed(options)
-    metrics = speed_metrics(run.prefill, run.decode)
+    metrics = speed_metrics(with_weights_read(run.samples, run.info["weights_read_bytes"]))
     metrics.append(Metric.of("load.start_to_ready", "s", "lower", [run.ready_seconds]))
     failures: list[Failure] = []
     if options.starts:
@@ -231,6 +289,8 @@ def bench(options: BenchOptions, progress: Progress = lambda text: None) -> Arti
             "prompt_tokens": options.prompt_tokens,
             "generate_tokens": options.generate_tokens,
             "repeat": options.repeat,
+            "context": options.context,
+            "sequences": options.sequences,
             "starts": options.starts,
         },
         provenance=source,

@@ -25,6 +25,8 @@ def _open(options: dict[str, Any]) -> Any:
 
 
 def _info(llm: Any) -> dict[str, Any]:
+    from edge_infer.models.traffic import weights_read
+
     runner = llm.runner
     return {
         "isa": runner.program.isa,
@@ -40,54 +42,102 @@ def _info(llm: Any) -> dict[str, Any]:
             "activation_bytes": runner.program.activation_bytes,
             "scratch_bytes": runner.program.scratch_bytes,
         },
+        "weights_read_bytes": weights_read(runner.builder),
     }
 
 
 class Timer:
-    """Times one request of random tokens, which no cache can have seen before."""
+    """Times requests of random tokens."""
 
-    def __init__(self, llm: Any) -> None:
+    def __init__(self, llm: Any, context: int, sequences: int) -> None:
         self._llm = llm
         self._random = random.Random(0)
+        # The same at every repeat, so that a prefix cache can spare the prefill, which is not timed
+        self._prompts = [self._tokens(context + 1) for _ in range(sequences)]
 
-    def _metrics(self, prompt_tokens: int, max_tokens: int) -> Any:
-        from edge_infer import SamplingParams
-
+    def _tokens(self, count: int) -> list[int]:
         vocabulary = self._llm.runner.vocab_size
-        prompt = [self._random.randrange(vocabulary) for _ in range(prompt_tokens)]
-        params = SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False
-        )
-        (output,) = self._llm.generate([{"prompt_token_ids": prompt}], params)
+        return [self._random.randrange(vocabulary) for _ in range(count)]
+
+    def _metrics(self, prompt: list[int], max_tokens: int) -> Any:
+        (output,) = self._llm.generate([{"prompt_token_ids": prompt}], _params(max_tokens))
         produced = len(output.outputs[0].token_ids)
         if produced != max_tokens:
             raise ExecutionError(f"{produced} tokens came where {max_tokens} were asked for.")
         return output.metrics
 
     def prefill(self, tokens: int) -> float:
-        """Seconds from the first step to the first token of a prompt of ``tokens`` tokens."""
-        return float(self._metrics(tokens, 1).prefill_seconds)
+        """Seconds from the first step to the first token of a prompt that no cache has seen."""
+        return float(self._metrics(self._tokens(tokens), 1).prefill_seconds)
 
     def decode(self, tokens: int) -> float:
-        """Seconds of ``tokens`` single-token steps after a prompt of one token."""
+        """Seconds of ``tokens`` single-token steps after the first prompt."""
         # The first token comes from the prompt's own step and is not counted.
-        return float(self._metrics(1, tokens + 1).decode_seconds)
+        return float(self._metrics(self._prompts[0], tokens + 1).decode_seconds)
+
+    def together(self, tokens: int) -> float:
+        """Seconds of ``tokens`` steps in which every sequence decodes."""
+        scheduler = self._llm.scheduler
+        requests = [
+            r
+            for p in self._prompts
+            for r in self._llm.new_requests({"prompt_token_ids": p}, _params(None))
+        ]
+        try:
+            for r in requests:
+                scheduler.add(r)
+            while not all(r.generated for r in requests):
+                scheduler.step()
+            before = [len(r.tokens) for r in requests]
+            start = time.perf_counter()
+            for _ in range(tokens):
+                scheduler.step()
+            seconds = time.perf_counter() - start
+            if any(len(r.tokens) - n != tokens for r, n in zip(requests, before, strict=True)):
+                raise ExecutionError("Not every sequence decoded in every step.")
+        finally:
+            for r in requests:
+                scheduler.abort(r)
+        return seconds
+
+
+def _params(max_tokens: int | None) -> Any:
+    from edge_infer import SamplingParams
+
+    return SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
 
 
 def speed(options: dict[str, Any], events: ChildEvents) -> None:
-    """Prefill and decode speed on random tokens; what llama-bench calls pp and tg."""
+    """Prefill and decode speed on random tokens, then a streaming read by the same threads."""
     opening = time.monotonic()
     llm = _open(options)
     events.send("loaded", open_seconds=time.monotonic() - opening, info=_info(llm))
     prompt, generate, repeat = (options[k] for k in ("prompt_tokens", "generate_tokens", "repeat"))
-    timer = Timer(llm)
+    timer = Timer(llm, options["context"], options["sequences"])
     if prompt:
         timer.prefill(prompt)  # warm-up
         events.send("prefill", seconds=[timer.prefill(prompt) for _ in range(repeat)])
     if generate:
         timer.decode(1)  # warm-up
         events.send("decode", seconds=[timer.decode(generate) for _ in range(repeat)])
+        if options["sequences"] > 1:
+            timer.together(1)  # warm-up
+            events.send(
+                "decode.together", seconds=[timer.together(generate) for _ in range(repeat)]
+            )
+        stream = stream_reads(llm.runner.team, llm.runner.program.isa, repeat)
+        events.send("stream_read", **stream)
     events.send("end")
+
+
+def stream_reads(team: Any, level: str, repeat: int) -> dict[str, Any]:
+    """``bytes`` of a buffer far larger than the caches, and ``seconds`` of each read of it."""
+    from edge_infer import _native
+    from edge_infer.harness.ceilings import stream_buffer_bytes
+
+    buffer = _native.roofline.ReadBuffer(team, stream_buffer_bytes())
+    seconds = [buffer.read(level)[0] for _ in range(repeat)]
+    return {"bytes": buffer.bytes, "seconds": seconds}
 
 
 def first_token(options: dict[str, Any], events: ChildEvents) -> None:

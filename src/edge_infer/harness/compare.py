@@ -17,24 +17,22 @@ from edge_infer.harness import stats
 from edge_infer.harness.bench import (
     BenchOptions,
     Progress,
+    Samples,
     SpeedRun,
     edge_infer_arm,
+    optional_flags,
     pinned_cpus,
     run_speed,
     speed_metrics,
+    with_weights_read,
 )
 from edge_infer.harness.comparison import comparisons, rotation, worst_peaks
 from edge_infer.harness.identity import checkpoint_identity
-from edge_infer.harness.peers.llamacpp import (
-    LlamaBenchRun,
-    find_program,
-    llama_build,
-    run_llama_bench,
-)
+from edge_infer.harness.peers import PeerRun, open_peer
 from edge_infer.harness.provenance import now, portable, provenance
 from edge_infer.harness.schema import Arm, Artifact, MemoryReport
 
-OURS, PEER = "edge-infer", "llama.cpp"
+OURS = "edge-infer"
 
 
 @dataclass(frozen=True)
@@ -44,6 +42,7 @@ class CompareOptions:
     bench: BenchOptions
     peer_model: Path
     passes: int = 5
+    peer: str = "llamacpp"
 
     def __post_init__(self) -> None:
         if not 3 <= self.passes <= 1000:
@@ -53,17 +52,16 @@ class CompareOptions:
 
 
 @dataclass
-class Samples:
-    """What one arm produced over the passes; each pass adds one value per metric: its median."""
+class Passes:
+    """What one arm produced: a value per metric and pass, the median of the pass's samples."""
 
-    prefill: list[float] = field(default_factory=list)
-    decode: list[float] = field(default_factory=list)
+    medians: Samples = field(default_factory=dict)
+    memory: MemoryReport | None = None
 
-    def add(self, prefill: list[float], decode: list[float]) -> None:
-        if prefill:
-            self.prefill.append(stats.median(prefill))
-        if decode:
-            self.decode.append(stats.median(decode))
+    def add(self, samples: Samples, memory: MemoryReport) -> None:
+        for name, values in samples.items():
+            self.medians.setdefault(name, []).append(stats.median(values))
+        self.memory = worst_peaks(self.memory, memory)
 
 
 def compare(options: CompareOptions, progress: Progress = lambda text: None) -> Artifact:
@@ -71,7 +69,7 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
     from edge_infer.checkpoint.resolve import resolve
 
     started, clock = now(), time.monotonic()
-    program = find_program()
+    peer = open_peer(options.peer)
     folder = resolve(options.bench.model)
     cpus = pinned_cpus(options.bench.threads)
     if options.bench.threads is not None and len(cpus) < options.bench.threads:
@@ -83,58 +81,46 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
     progress("looking at the machine")
     source = provenance()
 
-    ours, peer = Samples(), Samples()
+    ours, theirs = Passes(), Passes()
     run: SpeedRun | None = None
-    bench_run: LlamaBenchRun | None = None
-    memory: dict[str, MemoryReport] = {}
+    peer_run: PeerRun | None = None
 
     def run_ours() -> None:
         nonlocal run
         run = run_speed(inner, cpus)
         assert run.memory is not None
-        memory[OURS] = worst_peaks(memory.get(OURS), run.memory)
-        ours.add(run.prefill, run.decode)
+        ours.add(with_weights_read(run.samples, run.info["weights_read_bytes"]), run.memory)
 
     def run_peer() -> None:
-        nonlocal bench_run
-        bench_run = run_llama_bench(
-            program,
-            options.peer_model,
-            prompt_tokens=inner.prompt_tokens,
-            generate_tokens=inner.generate_tokens,
-            repeat=inner.repeat,
-            threads=len(cpus),
-            cpus=cpus,
-            timeout=inner.timeout,
-        )
-        memory[PEER] = worst_peaks(memory.get(PEER), bench_run.memory)
-        peer.add(bench_run.prefill, bench_run.decode)
+        nonlocal peer_run
+        peer_run = peer.run(options.peer_model, inner, cpus)
+        theirs.add(peer_run.samples, peer_run.memory)
 
-    runners: dict[str, Callable[[], None]] = {OURS: run_ours, PEER: run_peer}
+    runners: dict[str, Callable[[], None]] = {OURS: run_ours, peer.name: run_peer}
     for index in range(options.passes):
-        for name in rotation([OURS, PEER], index):
+        for name in rotation(list(runners), index):
             progress(f"pass {index + 1} of {options.passes}: {name}")
             runners[name]()
-    if run is None or bench_run is None:
+    if run is None or peer_run is None:
         raise ExecutionError("No pass was run.")
-    run.memory = memory[OURS]
-    arm = edge_infer_arm(OURS, inner, folder, run, speed_metrics(ours.prefill, ours.decode), cpus)
+    run.memory = ours.memory
+    arm = edge_infer_arm(OURS, inner, folder, run, speed_metrics(ours.medians), cpus)
     baseline = Arm(
-        name=PEER,
-        engine=llama_build(program),
-        command=portable(bench_run.command),
-        threads=bench_run.threads,
+        name=peer.name,
+        engine=peer.build(),
+        command=portable(peer_run.command),
+        threads=peer_run.threads,
         cpus=list(cpus),
-        settings=bench_run.settings,
+        settings=peer_run.settings,
         checkpoint=checkpoint_identity(options.peer_model),
-        memory=memory[PEER],
-        metrics=speed_metrics(peer.prefill, peer.decode),
+        memory=theirs.memory,
+        metrics=speed_metrics(theirs.medians),
     )
-    command = ["edge-infer", "compare", options.bench.model, "--peer", "llamacpp"]
+    command = ["edge-infer", "compare", options.bench.model, "--peer", options.peer]
     command += ["--peer-model", str(options.peer_model), "--passes", str(options.passes)]
     command += ["--prompt-tokens", str(inner.prompt_tokens)]
     command += ["--generate-tokens", str(inner.generate_tokens), "--repeat", str(inner.repeat)]
-    command += ["--threads", str(len(cpus))]
+    command += optional_flags(inner)
     return Artifact(
         kind="compare",
         command=portable(command),
@@ -144,6 +130,8 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
             "prompt_tokens": inner.prompt_tokens,
             "generate_tokens": inner.generate_tokens,
             "repeat": inner.repeat,
+            "context": inner.context,
+            "sequences": inner.sequences,
             "passes": options.passes,
         },
         provenance=source,

@@ -22,6 +22,7 @@ from edge_infer.models.values import (
     KvGroup,
     KvLayout,
     Linear,
+    Operation,
     Pending,
     Value,
 )
@@ -67,8 +68,7 @@ class ProgramBuilder:
         self.embed_width = 0
         self.outputs: dict[str, int] = {}
         self._buffers: list[Buffer] = []
-        self._ops: list[Any] = []
-        self._kinds: list[str] = []
+        self._ops: list[Operation] = []
         self._prologues: list[Any] = []
         self._tables: list[RopeTable] = []
         self._phase = -1
@@ -284,7 +284,7 @@ class ProgramBuilder:
             embed_width=self.embed_width,
             arena_bytes=arena,
             buffers=[(b.width, b.stride, b.space, b.offset) for b in self._buffers],
-            ops=self._ops,
+            ops=[o.native for o in self._ops],
             prologues=self._prologues,
             tables=[
                 (list(t.inverse_frequency), list(t.axes()), t.attention_factor)
@@ -292,9 +292,9 @@ class ProgramBuilder:
             ],
         )
 
-    def operation_kinds(self) -> list[str]:
-        """Kind of each operation, in order; matches the native program's ``op_seconds``."""
-        return list(self._kinds)
+    def operations(self) -> list[Operation]:
+        """The operations in order; matches the native program's ``op_times``."""
+        return list(self._ops)
 
     def _plan(self) -> int:
         """Offsets by liveness, largest first; buffers whose phases overlap never share memory."""
@@ -371,5 +371,6 @@ class ProgramBuilder:
             b = self._buffers[ref[0]]
             b.first = self._phase if b.first < 0 else b.first
             b.last = max(b.last, self._phase)
-        self._ops.append(op)
-        self._kinds.append(kind)
+        prologue = self._prologues[op.prologue] if op.prologue >= 0 else None
+        read, written = sum(ref[2] for ref in reads), max(out[2], 0)
+        self._ops.append(Operation(kind, op, prologue, space, read, written))

@@ -80,3 +80,26 @@ class Pending:
     kind: str
     op: Any
     reads: Sequence[tuple[int, int, int]]
+
+
+@dataclass(frozen=True, eq=False)
+class Operation:
+    """One operation of a program. ``read`` and ``written``: f32 values of each row, in buffers."""
+
+    kind: str
+    native: Any
+    prologue: Any
+    """The native row operation that is fused in front of a linear, or None."""
+    space: int
+    read: int
+    written: int
+
+    def regions(self) -> list[tuple[int, int]]:
+        """(address, bytes) of every weight that the operation reads."""
+        found: list[tuple[int, int]] = []
+        for op in (self.native, self.prologue):
+            if op is None:
+                continue
+            for part in (*op.weights, *op.biases, op.weight, op.bias):
+                found += part.regions
+        return found

@@ -1,1 +1,57 @@
-"""Other engines as arms of a comparison, each run by its own benchmark program."""
+"""Other engines as arms of a comparison, each run by its own benchmark program.
+
+A peer is a module ``edge_infer.harness.peers.NAME`` with a function ``open_peer() -> Peer``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from edge_infer.errors import ConfigError
+from edge_infer.harness.schema import EngineBuild, MemoryReport, Scalar
+
+if TYPE_CHECKING:
+    from edge_infer.harness.bench import BenchOptions
+
+PEERS = ("llamacpp",)
+
+
+@dataclass(frozen=True)
+class PeerRun:
+    """One pass of a peer. ``samples``: tok/s by metric ("prefill", "decode", "decode.together"),
+    with the meaning that :mod:`edge_infer.harness.bench` gives them."""
+
+    samples: dict[str, list[float]]
+    command: list[str]
+    threads: int
+    settings: dict[str, Scalar]
+    memory: MemoryReport
+
+
+class Peer(Protocol):
+    """An engine that can be measured beside ours."""
+
+    name: str
+
+    def run(self, model: Path, options: BenchOptions, cpus: Sequence[int]) -> PeerRun:
+        """Measures ``model`` once as ``options`` says, with one thread on each of ``cpus``.
+
+        Raises ExecutionError where the peer fails or takes too long, UnsupportedError where it
+        cannot measure what was asked for.
+        """
+
+    def build(self) -> EngineBuild:
+        """What the peer is, for the provenance."""
+
+
+def open_peer(name: str) -> Peer:
+    """The peer of that name. Raises ConfigError for an unknown one, and the peer's own
+    UnsupportedError where it is not installed."""
+    if name not in PEERS:
+        raise ConfigError(f"There is no peer {name!r}.", remedy=f"Use one of {', '.join(PEERS)}.")
+    peer: Peer = importlib.import_module(f"edge_infer.harness.peers.{name}").open_peer()
+    return peer

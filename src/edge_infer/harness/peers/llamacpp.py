@@ -6,17 +6,19 @@ import json
 import os
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from edge_infer.errors import ConfigError, ExecutionError, UnsupportedError
+from edge_infer.harness.bench import BenchOptions, Samples
+from edge_infer.harness.peers import PeerRun
 from edge_infer.harness.processes import run_program
 from edge_infer.harness.provenance import sha256
-from edge_infer.harness.schema import EngineBuild, MemoryReport, Scalar
+from edge_infer.harness.schema import EngineBuild
 
 VARIABLE = "EDGE_INFER_LLAMA_BENCH"
 BUILT = Path("baselines/llamacpp/build/bin/llama-bench")
+BATCHED = "llama-batched-bench"
 
 
 def find_program() -> Path:
@@ -41,57 +43,100 @@ def find_program() -> Path:
     return Path(on_path)
 
 
-@dataclass(frozen=True)
-class LlamaBenchRun:
-    """One process of llama-bench: tok/s samples, its command and what it says about itself."""
-
-    prefill: list[float]
-    decode: list[float]
-    command: list[str]
-    threads: int
-    settings: dict[str, Scalar]
-    memory: MemoryReport
-
-
-def parse_results(text: str) -> tuple[list[float], list[float], dict[str, Any]]:
-    """(prefill, decode) tok/s samples out of llama-bench's ``-o json``, and one result's fields.
+def parse_results(text: str) -> tuple[Samples, dict[str, Any]]:
+    """Samples (tok/s) out of llama-bench's ``-o json``, and one result's fields.
 
     Raises ExecutionError where it is not what llama-bench writes.
     """
     try:
         results = json.loads(text)
-        prefill = [s for r in results if r["n_prompt"] and not r["n_gen"] for s in r["samples_ts"]]
-        decode = [s for r in results if r["n_gen"] and not r["n_prompt"] for s in r["samples_ts"]]
-        return [float(s) for s in prefill], [float(s) for s in decode], dict(results[0])
+        samples: Samples = {}
+        for r in results:
+            name = "prefill" if r["n_prompt"] and not r["n_gen"] else "decode"
+            samples[name] = [float(s) for s in r["samples_ts"]]
+        return samples, dict(results[0])
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise ExecutionError(f"llama-bench wrote no results that can be read: {error!r}.") from None
 
 
-def run_llama_bench(
-    program: Path,
-    model: Path,
-    *,
-    prompt_tokens: int,
-    generate_tokens: int,
-    repeat: int,
-    threads: int,
-    cpus: Sequence[int],
-    timeout: float,
-) -> LlamaBenchRun:
-    """Runs llama-bench once. Raises ExecutionError where it fails or takes too long."""
-    command = [str(program), "-m", str(model), "-t", str(threads), "-r", str(repeat)]
-    command += ["-p", str(prompt_tokens), "-n", str(generate_tokens), "-o", "json"]
-    out, memory = run_program(command, cpus, timeout)
-    prefill, decode, fields = parse_results(out)
-    kept = ("type_k", "type_v", "n_batch", "n_ubatch", "flash_attn", "repack", "model_type")
-    return LlamaBenchRun(
-        prefill=prefill,
-        decode=decode,
-        command=command,
-        threads=int(fields["n_threads"]),
-        settings={name: fields[name] for name in kept if name in fields},
-        memory=memory,
-    )
+def parse_batched(text: str) -> list[float]:
+    """Total decode tok/s out of llama-batched-bench's JSON lines, one for each."""
+    try:
+        lines = [line for line in text.splitlines() if line.startswith("{")]
+        speeds = [float(json.loads(line)["speed_tg"]) for line in lines]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ExecutionError(f"llama-batched-bench wrote no results: {error!r}.") from None
+    if not speeds:
+        raise ExecutionError("llama-batched-bench wrote no results.")
+    return speeds
+
+
+class LlamaCpp:
+    """llama.cpp as an arm: llama-bench, and llama-batched-bench for several sequences."""
+
+    name = "llama.cpp"
+
+    def __init__(self, program: Path) -> None:
+        self.program = program
+
+    def run(self, model: Path, options: BenchOptions, cpus: Sequence[int]) -> PeerRun:
+        """See :class:`edge_infer.harness.peers.Peer`. The prefill has no context before it, so a
+        decode with one is a run of its own."""
+        common = [str(self.program), "-m", str(model), "-t", str(len(cpus))]
+        common += ["-r", str(options.repeat), "-o", "json"]
+        prompt, generate = ["-p", str(options.prompt_tokens)], ["-n", str(options.generate_tokens)]
+        if options.context and options.prompt_tokens:
+            commands = [
+                [*common, *prompt, "-n", "0"],
+                [*common, "-p", "0", *generate, "-d", str(options.context)],
+            ]
+        else:
+            depth = ["-d", str(options.context)] if options.context else []
+            commands = [[*common, *prompt, *generate, *depth]]
+        samples: Samples = {}
+        fields: dict[str, Any] = {}
+        reports = []
+        for command in commands:
+            out, memory = run_program(command, cpus, options.timeout)
+            found, fields = parse_results(out)
+            samples |= found
+            reports.append(memory)
+        if options.sequences > 1:
+            commands.append(self._batched(model, options, len(cpus)))
+            out, memory = run_program(commands[-1], cpus, options.timeout)
+            samples["decode.together"] = parse_batched(out)
+            reports.append(memory)
+        kept = ("type_k", "type_v", "n_batch", "n_ubatch", "flash_attn", "repack", "model_type")
+        return PeerRun(
+            samples=samples,
+            command=[w for c in commands for w in ("&&", *c)][1:],
+            threads=int(fields["n_threads"]),
+            settings={name: fields[name] for name in kept if name in fields},
+            memory=max(reports, key=lambda r: r.peak_anonymous),
+        )
+
+    def build(self) -> EngineBuild:
+        return llama_build(self.program)
+
+    def _batched(self, model: Path, options: BenchOptions, threads: int) -> list[str]:
+        program = self.program.parent / BATCHED
+        if not program.is_file():
+            raise UnsupportedError(
+                f"{BATCHED} is not beside {self.program.name}; several sequences need it.",
+                remedy="Run make baseline-llamacpp again.",
+            )
+        prompt = max(options.context, 1)
+        # Each sequence has an equal part of the context, rounded up as llama.cpp rounds it.
+        part = -(-(prompt + options.generate_tokens) // 256) * 256
+        command = [str(program), "-m", str(model), "-t", str(threads)]
+        command += ["-c", str(options.sequences * part), "-npp", str(prompt)]
+        command += ["-ntg", str(options.generate_tokens), "--output-format", "jsonl"]
+        return [*command, "-npl", ",".join([str(options.sequences)] * options.repeat)]
+
+
+def open_peer() -> LlamaCpp:
+    """Raises as :func:`find_program` does."""
+    return LlamaCpp(find_program())
 
 
 def llama_build(program: Path) -> EngineBuild:
