@@ -228,7 +228,7 @@ def test_adopted_blocks_hold_what_their_keys_say() -> None:
     pool = _native.KvPool(
         [(n, g.kv_heads, g.head_dim, b) for (g, n), b in zip(plan.groups, plan.blocks, strict=True)]
     )
-    m = BlockManager(pool, plan, 64, cache_bytes=plan.bytes // 2)
+    m = BlockManager(pool, plan, cache_bytes=plan.bytes // 2)
     content: dict[tuple[int, int], tuple] = {}
     live: list[dict] = []
     hits = 0

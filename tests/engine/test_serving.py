@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from byte_model import VOCAB, write_model
+from serving_client import read, settle, text, tokens
 
 from edge_infer import LLM, SamplingParams
 from edge_infer.checkpoint.convert import convert
-from edge_infer.engine.serving import Delta, Generation, ServingEngine
+from edge_infer.engine.serving import Delta, ServingEngine
 from edge_infer.errors import CapacityError, ConfigError, EngineStoppedError, QueueFullError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -42,31 +43,9 @@ def engine(llm):
     assert engine.stats().waiting == engine.stats().running == 0
 
 
-async def read(generation: Generation) -> list[Delta]:
-    return [d async for d in generation]
-
-
-def tokens(deltas: list[Delta], index: int = 0) -> list[int]:
-    return [t for d in deltas if d.index == index for t in d.token_ids]
-
-
-def text(deltas: list[Delta], index: int = 0) -> str:
-    return "".join(d.text for d in deltas if d.index == index)
-
-
-async def settle(engine: ServingEngine) -> None:
-    """Waits until the stepping thread has carried out everything."""
-    for _ in range(500):
-        stats = engine.stats()
-        if not (stats.waiting or stats.running or stats.kv_blocks_used):
-            return
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"still busy: {engine.stats()}")
-
-
 @pytest.mark.parametrize("sampled", [{"temperature": 0}, {"temperature": 1.0, "seed": 5}])
 def test_eight_clients_get_what_they_get_alone(llm, engine, sampled) -> None:
-    params = SamplingParams(max_tokens=40, ignore_eos=True, logprobs=2, **sampled)
+    params = SamplingParams(max_tokens=24, ignore_eos=True, logprobs=2, **sampled)
     prompts = [f"client {i} says " + "so " * (i * 9) for i in range(8)]
     alone = [llm.generate(p, params)[0].outputs[0] for p in prompts]
 
@@ -284,7 +263,7 @@ def test_closing_drains_then_aborts(llm) -> None:
     async def main(drain: float) -> list[str | None]:
         engine = ServingEngine(llm)
         engine.start()
-        params = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
         generations = [engine.generate([3, 4], params) for _ in range(2)]
         await asyncio.gather(*(anext(g) for g in generations))
         await engine.aclose(drain)

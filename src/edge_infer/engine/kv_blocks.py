@@ -20,13 +20,25 @@ from edge_infer.models.values import KvGroup
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Blocks of each group, and the tokens that fit when shared by ``sequences``."""
+    """Blocks of each group, and the tokens that they hold. ``chunk``: most rows of one sequence in
+    a step."""
 
     groups: tuple[tuple[KvGroup, int], ...]  # group, layers
     blocks: tuple[int, ...]
     block_bytes: tuple[int, ...]  # of one block of each group, all its layers
     tokens: int
     bytes: int
+    chunk: int
+
+    def check_possible(self, tokens: int) -> None:
+        """Raises CapacityError when a sequence of ``tokens`` can never fit, even alone."""
+        for (group, _), have in zip(self.groups, self.blocks, strict=True):
+            if blocks_needed(group, tokens, self.chunk) > have:
+                raise CapacityError(
+                    f"{tokens} tokens do not fit the KV cache, which holds {self.tokens}.",
+                    remedy="Shorten the prompt or max_tokens, or raise kv_cache_memory_bytes.",
+                    code="context_length_exceeded",
+                )
 
 
 def blocks_needed(group: KvGroup, tokens: int, chunk: int) -> int:
@@ -86,7 +98,7 @@ def plan_pool(
                 remedy="Raise kv_cache_memory_bytes, or lower max_num_seqs.",
             )
         tokens = low * BLOCK
-    return PoolPlan(tuple(groups), tuple(blocks(tokens)), tuple(sizes), tokens, cost(tokens))
+    return PoolPlan(tuple(groups), tuple(blocks(tokens)), tuple(sizes), tokens, cost(tokens), chunk)
 
 
 @dataclass
@@ -102,14 +114,13 @@ class BlockManager:
     """Hands out blocks of a native pool, several sequences to one block where their beginnings are
     the same.
 
-    ``chunk``: most rows of one sequence in a step. ``cache_bytes``: blocks that stay filled while
-    no sequence uses them; a sequence that needs room takes theirs first.
+    ``cache_bytes``: blocks that stay filled while no sequence uses them; a sequence that needs room
+    takes theirs first.
     """
 
-    def __init__(self, pool: Any, plan: PoolPlan, chunk: int, cache_bytes: int = 0) -> None:
+    def __init__(self, pool: Any, plan: PoolPlan, cache_bytes: int = 0) -> None:
         self.pool = pool
         self.plan = plan
-        self.chunk = chunk
         self.cache = PrefixCache(plan.block_bytes, cache_bytes)
         self._free = [list(range(n - 1, -1, -1)) for n in plan.blocks]
         self._users = [[0] * n for n in plan.blocks]  # sequences that hold each block
@@ -124,15 +135,6 @@ class BlockManager:
     def cached_blocks(self) -> int:
         """Blocks that stay filled although no sequence holds them."""
         return sum(self.cache.idle(g) for g in range(len(self._free)))
-
-    def check_possible(self, tokens: int) -> None:
-        """Raises CapacityError when a sequence of ``tokens`` can never fit, even alone."""
-        for (group, _), have in zip(self.plan.groups, self.plan.blocks, strict=True):
-            if blocks_needed(group, tokens, self.chunk) > have:
-                raise CapacityError(
-                    f"{tokens} tokens do not fit the KV cache, which holds {self.plan.tokens}.",
-                    remedy="Shorten the prompt or max_tokens, or raise kv_cache_memory_bytes.",
-                )
 
     def new_sequence(self) -> SequenceBlocks:
         n = len(self.plan.groups)
@@ -170,7 +172,7 @@ class BlockManager:
         """Whether a sequence of ``tokens`` could have all its blocks now."""
         for g, (group, _) in enumerate(self.plan.groups):
             held = len(seq.tables[g]) - seq.dropped[g]
-            if blocks_needed(group, tokens, self.chunk) - held > self._available(g):
+            if blocks_needed(group, tokens, self.plan.chunk) - held > self._available(g):
                 return False
         return True
 

@@ -6,21 +6,38 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from edge_infer.device.usage import give_back_heap
 from edge_infer.engine.chat_template import load as load_chat_template
 from edge_infer.engine.detokenizer import Detokenizer
+from edge_infer.engine.embedding import EmbeddingJob
 from edge_infer.engine.outputs import RequestOutput
 from edge_infer.engine.params import SamplingParams
 from edge_infer.engine.request import Request, TokenConstraint
 from edge_infer.engine.request import output as request_output
 from edge_infer.engine.runner import ModelRunner, RunnerOptions
-from edge_infer.engine.scheduler import Scheduler
+from edge_infer.engine.scheduler import Counters, Scheduler
 from edge_infer.engine.tokenizer import Tokenizer
 from edge_infer.errors import CapacityError, ConfigError
 
 Prompt = str | Mapping[str, Any] | Sequence[int]
+
+
+@dataclass(frozen=True)
+class KvUse:
+    """``running`` sequences, the blocks and bytes that they hold, and those that stay filled for
+    the prefix cache."""
+
+    running: int
+    blocks: int
+    bytes: int
+    cached_blocks: int
+    cached_bytes: int
 
 
 class LLM:
@@ -59,7 +76,7 @@ class LLM:
     ) -> None:
         from edge_infer.checkpoint.resolve import resolve
 
-        options = RunnerOptions(
+        self._options = RunnerOptions(
             max_model_len=max_model_len,
             kv_cache_memory_bytes=kv_cache_memory_bytes,
             kv_cache_dtype=kv_cache_dtype,
@@ -73,16 +90,71 @@ class LLM:
         self.path = resolve(model, progress=progress)
         started = time.perf_counter()
         self.tokenizer = Tokenizer.from_folder(self.path)
-        self.runner = ModelRunner(self.path, options)
-        self.scheduler = Scheduler(self.runner)
+        self.lock = threading.RLock()  # one step at a time; calls beside each other share steps
+        self.counters = Counters()
+        self._loaded: tuple[ModelRunner, Scheduler] | None = None
+        runner = self.runner
+        self.vocab_size = runner.vocab_size
+        self.max_model_len = runner.max_model_len
+        self.max_num_seqs = max_num_seqs
+        self.kv_plan = runner.plan
+        # The pool that was planned is the pool that comes back after a suspension.
+        self._options = replace(self._options, kv_cache_memory_bytes=runner.plan.bytes)
         self._template_override = chat_template
         self._ids = itertools.count()
-        self.lock = threading.RLock()  # one step at a time; calls beside each other share steps
         self.load_seconds = time.perf_counter() - started
 
     @property
-    def max_model_len(self) -> int:
-        return self.runner.max_model_len
+    def runner(self) -> ModelRunner:
+        """The model in memory, loaded if it is suspended."""
+        return self._resumed()[0]
+
+    @property
+    def scheduler(self) -> Scheduler:
+        return self._resumed()[1]
+
+    @property
+    def suspended(self) -> bool:
+        return self._loaded is None
+
+    def suspend(self) -> bool:
+        """Unmaps the weights and frees the KV pool and the tokenizer, until the next call that
+        needs them. False, with nothing changed, while requests run."""
+        with self.lock:
+            if self._loaded is not None:
+                _, scheduler = self._loaded
+                if scheduler.busy or scheduler.runner.blocks.used_blocks():
+                    return False
+                self._loaded = None
+                del scheduler
+            self.tokenizer.unload()
+        give_back_heap()
+        return True
+
+    def resume(self) -> None:
+        """Loads what :meth:`suspend` gave back. Whatever needs it does so by itself."""
+        self._resumed()
+
+    def kv_use(self) -> KvUse:
+        """What runs and what the KV pool holds now; never loads a suspended model."""
+        loaded = self._loaded
+        if loaded is None:
+            return KvUse(0, 0, 0, 0, 0)
+        blocks = loaded[0].blocks
+        return KvUse(
+            len(loaded[1].running),
+            blocks.used_blocks(),
+            blocks.used_bytes(),
+            blocks.cached_blocks(),
+            blocks.cache.idle_bytes(),
+        )
+
+    def _resumed(self) -> tuple[ModelRunner, Scheduler]:
+        with self.lock:
+            if self._loaded is None:
+                runner = ModelRunner(self.path, self._options)
+                self._loaded = runner, Scheduler(runner, self.counters)
+            return self._loaded
 
     def generate(
         self,
@@ -163,6 +235,36 @@ class LLM:
         finally:
             self._abort([request])
 
+    def embed(self, prompts: Sequence[Prompt], pooling: str = "mean") -> list[np.ndarray]:
+        """Embeddings f32 [hidden] of length 1, one a prompt: the ``mean`` or the ``last`` of its
+        tokens' hidden states after the model's last norm.
+
+        Raises ConfigError for another pooling or a bad prompt, CapacityError
+        (``context_length_exceeded``) for a prompt that does not fit.
+        """
+        job = self.embedding_job(prompts, pooling)
+        try:
+            while not job.finished:
+                with self.lock:
+                    job.step(self.runner)
+        finally:
+            with self.lock:
+                job.close()
+        return job.vectors
+
+    def embedding_job(self, prompts: Sequence[Prompt], pooling: str) -> EmbeddingJob:
+        """What :meth:`embed` does, for someone who steps it."""
+        tokens = [self._tokens(p)[1] for p in prompts]
+        for ids in tokens:
+            if len(ids) > self.max_model_len:
+                raise CapacityError(
+                    f"The prompt has {len(ids)} tokens; the context holds {self.max_model_len}.",
+                    remedy="Shorten the prompt, or raise max_model_len.",
+                    code="context_length_exceeded",
+                )
+            self.kv_plan.check_possible(len(ids))
+        return EmbeddingJob(tokens, pooling)
+
     def _run(self, requests: list[Request]) -> None:
         try:
             with self.lock:
@@ -214,10 +316,10 @@ class LLM:
                 code="context_length_exceeded",
             )
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-        fits = self.runner.plan.tokens - len(ids)
+        fits = self.kv_plan.tokens - len(ids)
         if fits < 1:
             raise CapacityError(
-                f"The prompt has {len(ids)} tokens; the KV cache holds {self.runner.plan.tokens}.",
+                f"The prompt has {len(ids)} tokens; the KV cache holds {self.kv_plan.tokens}.",
                 remedy="Shorten the prompt, or raise kv_cache_memory_bytes.",
                 code="context_length_exceeded",
             )
@@ -231,7 +333,7 @@ class LLM:
                 text,
                 ids,
                 params,
-                vocab_size=self.runner.vocab_size,
+                vocab_size=self.vocab_size,
                 max_tokens=min(max_tokens, fits),
                 eos_token_ids=eos,
                 detokenizer=self._detokenizer(params) if params.detokenize else None,
@@ -243,7 +345,7 @@ class LLM:
         ]
         for r in requests[1:]:
             r.leader = requests[0]
-        self.runner.blocks.check_possible(len(ids) + requests[0].max_tokens)
+        self.kv_plan.check_possible(len(ids) + requests[0].max_tokens)
         return requests
 
     def _detokenizer(self, params: SamplingParams) -> Detokenizer:
@@ -271,7 +373,7 @@ class LLM:
             raise _not_a_prompt(prompt)
         if not ids:
             raise ConfigError("The prompt is empty.", remedy="Give at least one token.")
-        size = self.runner.vocab_size
+        size = self.vocab_size
         for i in ids:
             if isinstance(i, bool) or not isinstance(i, int) or not 0 <= i < size:
                 raise ConfigError(f"Token id {i!r} is outside the vocabulary of {size}.")

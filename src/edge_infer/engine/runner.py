@@ -84,7 +84,7 @@ class ModelRunner:
         started = time.perf_counter()
         self.options = options
         self.checkpoint = Checkpoint.open(path)
-        build = models.architecture(self.checkpoint.config)
+        self._build = models.architecture(self.checkpoint.config)
         self.config = DecoderConfig.read(self.checkpoint.config)
         self.max_model_len = _context_length(
             options.max_model_len, self.config.max_position_embeddings
@@ -97,7 +97,7 @@ class ModelRunner:
             max_rows=max(options.chunk_size, options.max_num_seqs),
             max_outputs=max(outputs, options.chunk_size) if options.all_outputs else outputs,
         )
-        build(self.builder, self.weights, self.config)
+        self._build(self.builder, self.weights, self.config)
         self.plan = self._plan_pool()
         self.team = _team(options.threads)
         self.pool = _native.KvPool(
@@ -108,7 +108,8 @@ class ModelRunner:
             options.kv_cache_dtype,
         )
         self.program = self.builder.create(self.team, self.pool, self.weights.maps)
-        self.blocks = BlockManager(self.pool, self.plan, self.builder.max_rows, self._cache_bytes())
+        self.blocks = BlockManager(self.pool, self.plan, self._cache_bytes())
+        self._hidden: tuple[ProgramBuilder, Any] | None = None
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -118,6 +119,28 @@ class ModelRunner:
     def run(self, pieces: Sequence[Piece]) -> None:
         """One step over ``pieces``; outputs are then rows of :meth:`output`, in the order of
         :meth:`output_order`. Blocks must have been reserved."""
+        self._order = self._step(self.program, pieces)
+
+    def hidden_states(self, pieces: Sequence[Piece]) -> list[tuple[int, np.ndarray]]:
+        """One step that ends with hidden states (after the last norm): (piece, row f32 [hidden])
+        of each wanted output, in the order of pieces and positions. Copies.
+
+        It runs in a program without the output head, made at the first call, whose outputs may be
+        all rows of a step.
+        """
+        if self._hidden is None:
+            rows = self.builder.max_rows
+            builder = ProgramBuilder(max_rows=rows, max_outputs=rows, head=False)
+            self._build(builder, self.weights, self.config)
+            program = builder.create(self.team, self.pool, self.weights.maps)
+            self._hidden = builder, program
+        builder, program = self._hidden
+        order = self._step(program, pieces)
+        values = np.array(program.output(builder.outputs["hidden_states"]))
+        return [(piece, values[row]) for row, (piece, _) in enumerate(order)]
+
+    def _step(self, program: Any, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
+        """Runs ``program`` and returns (piece, token position) of each output row."""
         n_groups = len(self.plan.groups)
         rows = [(i, p.start + r) for i, p in enumerate(pieces) for r in range(p.count)]
         rows.sort(key=lambda row: row[1] < pieces[row[0]].prompt)  # decode numerics first; stable
@@ -131,7 +154,6 @@ class ModelRunner:
             if pieces[i].every_output
             or (pieces[i].wants_output and t == pieces[i].start + pieces[i].count - 1)
         ]
-        self._order = [rows[r] for r in wanted]
         width = max((len(p.blocks.tables[g]) for p in pieces for g in range(n_groups)), default=1)
         tables = np.full((n_groups, len(pieces), max(width, 1)), -1, np.int32)
         lengths = np.zeros((n_groups, len(pieces)), np.int32)
@@ -139,7 +161,7 @@ class ModelRunner:
             for g in range(n_groups):
                 tables[g, i, : len(p.blocks.tables[g])] = p.blocks.tables[g]
             lengths[:, i] = p.start + p.count
-        self.program.step(
+        program.step(
             tokens=tokens,
             decode_rows=decode,
             positions=index[None, :],
@@ -150,6 +172,7 @@ class ModelRunner:
             lengths=list(lengths),
             output_rows=np.asarray(wanted, dtype=np.int32),
         )
+        return [rows[r] for r in wanted]
 
     def output_order(self) -> list[tuple[int, int]]:
         """(piece, token position) of each output row of the last step."""

@@ -40,15 +40,15 @@ class Counters:
 class Scheduler:
     """Continuous batching over one runner. Not thread-safe: one thread steps it."""
 
-    def __init__(self, runner: ModelRunner) -> None:
+    def __init__(self, runner: ModelRunner, counters: Counters | None = None) -> None:
         self.runner = runner
         self.waiting: list[Request] = []  # both oldest first
         self.running: list[Request] = []
-        self.counters = Counters()
+        self.counters = counters if counters is not None else Counters()
         self._arrivals = itertools.count()
 
     def add(self, request: Request) -> None:
-        """Queues a request, which must fit the pool (``BlockManager.check_possible``)."""
+        """Queues a request, which must fit the pool (``PoolPlan.check_possible``)."""
         request.order = next(self._arrivals)
         self.waiting.append(request)
 
@@ -77,7 +77,8 @@ class Scheduler:
         """Runs one step and returns the requests that got a token, or ended, in it."""
         shares = self._compose()
         if not shares:
-            if self.busy:
+            # Blocks that others hold, as embeddings do, come back by themselves.
+            if self.busy and not self.runner.blocks.used_blocks():
                 raise ExecutionError("No request can run although some are waiting.")
             return []
         pieces = [self._piece(s) for s in shares]

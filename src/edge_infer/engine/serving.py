@@ -8,19 +8,20 @@ in one call each.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
-from types import TracebackType
 
+import numpy as np
+
+from edge_infer.engine.embedding import EmbeddingJob
+from edge_infer.engine.generation import Delta, Generation, LiveGeneration, call_soon
 from edge_infer.engine.llm import LLM, Prompt
-from edge_infer.engine.outputs import TokenLogprobs
 from edge_infer.engine.params import SamplingParams
 from edge_infer.engine.request import Request, TokenConstraint
 from edge_infer.errors import (
@@ -33,29 +34,13 @@ from edge_infer.errors import (
 
 
 @dataclass(frozen=True)
-class Delta:
-    """What one choice of a request produced since its last delta.
-
-    ``index``: the choice, 0 to n - 1. ``text`` may lag behind ``token_ids``: it never ends inside a
-    character or shows the beginning of a stop string. ``finish_reason``: None while the choice
-    runs, then stop, length, abort (the engine stopped) or error (see ``Generation.error``).
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: str | None
-    stop_reason: str | int | None
-
-
-@dataclass(frozen=True)
 class EngineStats:
     """Numbers of an engine now; ``*_total`` only grow.
 
     ``waiting`` and ``running`` count choices. KV blocks and bytes are those that running choices
     hold, those that the prefix cache keeps filled beside them, and those of the whole pool.
-    ``cached_tokens_total``: prompt tokens that were found in the pool.
+    ``cached_tokens_total``: prompt tokens that were found in the pool. ``idle_seconds``: since the
+    last work, 0 while there is some.
     """
 
     waiting: int
@@ -72,116 +57,13 @@ class EngineStats:
     preemptions_total: int
     steps_total: int
     cancelled_total: int
-
-
-class Generation:
-    """One request's deltas: ``async for delta in generation``. Ends when every choice has finished.
-
-    Leaving early cancels: :meth:`cancel`, ``aclose()``, the end of ``async with``, or the
-    cancellation of the task that waits. After that it yields nothing more. ``cached_tokens``:
-    prompt tokens that needed no computing, known at the first delta. ``error``: why a choice ended
-    with ``error``.
-    """
-
-    def __init__(
-        self, engine: ServingEngine, requests: list[Request], loop: asyncio.AbstractEventLoop
-    ) -> None:
-        first = requests[0]
-        self.request_id = first.request_id
-        self.prompt = first.prompt
-        self.prompt_token_ids = first.tokens[: first.prompt_length]
-        self.cached_tokens = 0
-        self.error: EdgeInferError | None = None
-        self._engine = engine
-        self._requests = requests
-        self._loop = loop
-        self._deltas: deque[Delta] = deque()
-        self._news = asyncio.Event()
-        self._left = len(requests)  # choices whose end has not been yielded
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        """Ends the request within a step, from any thread."""
-        if not self._cancelled:
-            self._cancelled = True
-            self._engine._cancel(self.request_id)
-            _call_soon(self._loop, self._news.set)
-
-    async def aclose(self) -> None:
-        if self._left:
-            self.cancel()
-
-    async def __aenter__(self) -> Generation:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        await self.aclose()
-
-    def __aiter__(self) -> Generation:
-        return self
-
-    async def __anext__(self) -> Delta:
-        while not self._cancelled and self._left and not self._deltas:
-            self._news.clear()
-            try:
-                await self._news.wait()
-            except asyncio.CancelledError:
-                self.cancel()
-                raise
-        if self._cancelled or not self._left:
-            raise StopAsyncIteration
-        delta = self._deltas.popleft()
-        self._left -= delta.finish_reason is not None
-        return delta
-
-    def __del__(self) -> None:
-        if self._left and not self._cancelled:
-            self.cancel()
-
-    def _deliver(self, deltas: list[Delta]) -> None:
-        if not self._cancelled:
-            self._deltas.extend(deltas)
-            self._news.set()
-
-
-class _Live:
-    """The stepping thread's side of a generation. It does not keep the caller's object alive: one
-    that nobody holds any more cancels itself."""
-
-    def __init__(self, generation: Generation) -> None:
-        self.generation = weakref.ref(generation)
-        self.loop = generation._loop
-        self.requests = generation._requests
-        self.unfinished = list(self.requests)
-
-    def deltas(self) -> list[Delta]:
-        """What is new since the last call."""
-        out = []
-        for r in self.unfinished:
-            tokens, logprobs = r.take_tokens()
-            text = r.take_text()
-            if tokens or text or r.finished:
-                out.append(Delta(r.choice, text, tokens, logprobs, r.finish_reason, r.stop_reason))
-        self.unfinished = [r for r in self.unfinished if not r.finished]
-        return out
-
-    def deliver(self, deltas: list[Delta]) -> None:
-        """Runs on the event loop."""
-        generation = self.generation()
-        if generation is not None:
-            generation.cached_tokens = self.requests[0].cached_tokens
-            generation.error = next((r.error for r in self.requests if r.error is not None), None)
-            generation._deliver(deltas)
+    suspended: bool
+    idle_seconds: float
 
 
 class ServingEngine:
-    """Steps ``llm`` in a thread of its own. ``max_waiting``: choices that may wait beyond the
-    ``max_num_seqs`` that run.
+    """Steps ``llm`` in a thread of its own. ``max_waiting``: choices (and calls of :meth:`embed`)
+    that may wait beyond the ``max_num_seqs`` that run.
 
     Methods may be called from any thread unless they say otherwise. ``llm`` may still be used
     directly; its calls share the steps.
@@ -191,14 +73,17 @@ class ServingEngine:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 0:
             raise ConfigError(f"max_waiting = {max_waiting!r}; an integer of 0 or more is needed.")
         self.llm = llm
-        self._limit = llm.runner.options.max_num_seqs + max_waiting
+        self._limit = llm.max_num_seqs + max_waiting
         self._changed = threading.Condition()  # guards what follows
         self._commands: deque[Callable[[], None]] = deque()
-        self._choices = 0  # accepted and not finished
+        self._places = 0  # taken by choices and embeddings that are accepted and not finished
         self._stop_at: float | None = None  # when closing: the end of the drain
         self._thread: threading.Thread | None = None
         # Of the stepping thread alone:
-        self._live: dict[str, _Live] = {}
+        self._live: dict[str, LiveGeneration] = {}
+        self._new: list[Request] = []  # not yet in the scheduler
+        self._embeddings: deque[tuple[EmbeddingJob, Future[EmbeddingJob]]] = deque()
+        self._idle_since = time.monotonic()
         self._cancelled = 0
         self._ends: deque[float] = deque(maxlen=32)  # when the last choices finished
 
@@ -249,26 +134,44 @@ class ServingEngine:
         try:
             requests = self.llm.new_requests(prompt, params, constraint)
         except BaseException:
-            with self._changed:
-                self._choices -= params.n
+            self._leave(params.n)
             raise
-        generation = Generation(self, requests, loop)
-        live = _Live(generation)
+        generation = Generation(requests, loop, self._cancel)
+        live = LiveGeneration(generation)
         self._command(lambda: self._add(live))
         return generation
 
+    async def embed(self, prompts: Sequence[Prompt], pooling: str = "mean") -> list[np.ndarray]:
+        """``LLM.embed``, a chunk between the steps of what else runs. Cancelling the task that
+        waits ends it."""
+        job = self.llm.embedding_job(prompts, pooling)
+        future: Future[EmbeddingJob] = Future()
+        self._accept(1)
+        self._command(lambda: self._embeddings.append((job, future)))
+        return (await asyncio.wrap_future(future)).vectors
+
+    async def suspend(self) -> bool:
+        """Unmaps the weights and frees the KV pool until a request needs them. False, with nothing
+        changed, while there is work."""
+        return bool(await self._ask(lambda: not self._busy() and self.llm.suspend()))
+
+    async def resume(self) -> None:
+        """Loads what :meth:`suspend` gave back, ahead of the next request. Raises what loading
+        raises."""
+        await self._ask(self.llm.resume)
+
     def stats(self) -> EngineStats:
-        blocks, scheduler = self.llm.runner.blocks, self.llm.scheduler
-        counters, plan = scheduler.counters, self.llm.runner.plan
-        running = len(scheduler.running)
+        """Never loads a suspended model."""
+        counters, plan = self.llm.counters, self.llm.kv_plan
+        use = self.llm.kv_use()
         return EngineStats(
-            waiting=max(0, self._choices - running),
-            running=running,
-            kv_blocks_used=blocks.used_blocks(),
-            kv_blocks_cached=blocks.cached_blocks(),
+            waiting=max(0, self._places - use.running),
+            running=use.running,
+            kv_blocks_used=use.blocks,
+            kv_blocks_cached=use.cached_blocks,
             kv_blocks=sum(plan.blocks),
-            kv_bytes_used=blocks.used_bytes(),
-            kv_bytes_cached=blocks.cache.idle_bytes(),
+            kv_bytes_used=use.bytes,
+            kv_bytes_cached=use.cached_bytes,
             kv_bytes=plan.bytes,
             prompt_tokens_total=counters.prompt_tokens,
             cached_tokens_total=counters.cached_tokens,
@@ -276,6 +179,8 @@ class ServingEngine:
             preemptions_total=counters.preemptions,
             steps_total=counters.steps,
             cancelled_total=self._cancelled,
+            suspended=self.llm.suspended,
+            idle_seconds=0.0 if self._busy() else time.monotonic() - self._idle_since,
         )
 
     def _accept(self, n: int) -> None:
@@ -288,14 +193,14 @@ class ServingEngine:
                     f"n = {n}; this engine takes at most {self._limit} choices in all.",
                     remedy="Lower n, or raise max_num_seqs or max_waiting.",
                 )
-            if self._choices + n > self._limit:
+            if self._places + n > self._limit:
                 raise QueueFullError(
-                    f"{self._choices} of at most {self._limit} choices run or wait; {n} more do "
+                    f"{self._places} of at most {self._limit} choices run or wait; {n} more do "
                     "not fit.",
                     retry_after=self._retry_after(),
                     remedy="Ask again later, or raise max_waiting.",
                 )
-            self._choices += n
+            self._places += n
 
     def _retry_after(self) -> int:
         """Seconds until a place may be free, from how fast the last choices finished: 1 to 60."""
@@ -309,16 +214,33 @@ class ServingEngine:
             self._commands.append(command)
             self._changed.notify()
 
+    async def _ask(self, question: Callable[[], object]) -> object:
+        """The answer that the stepping thread gives between two steps."""
+        answer: Future[object] = Future()
+
+        def command() -> None:
+            if not answer.set_running_or_notify_cancel():
+                return
+            try:
+                answer.set_result(question())
+            except Exception as e:
+                answer.set_exception(_as_error(e))
+
+        with self._changed:
+            if self._stop_at is not None or self._thread is None:
+                raise _stopped()
+            self._command(command)
+        return await asyncio.wrap_future(answer)
+
     def _cancel(self, request_id: str) -> None:
         self._command(lambda: self._drop(request_id))
 
     # --- the stepping thread ----------------------------------------------------------------
 
     def _run(self) -> None:
-        scheduler = self.llm.scheduler
         while True:
             with self._changed:
-                while not (self._commands or self._live or self._stop_at is not None):
+                while not (self._commands or self._busy() or self._stop_at is not None):
                     self._changed.wait()
                 commands, self._commands = self._commands, deque()
                 stop_at = self._stop_at
@@ -326,27 +248,75 @@ class ServingEngine:
                 for command in commands:
                     command()
                 if stop_at is not None and time.monotonic() >= stop_at:
-                    for live in self._live.values():
-                        for r in live.unfinished:
-                            scheduler.abort(r)
-                elif self._live:
+                    self._abort_all()
+                elif self._busy():
                     self._step()
+                    self._idle_since = time.monotonic()
             self._deliver()
-            if stop_at is not None and not self._live and not self._commands:
-                return
+            with self._changed:
+                if stop_at is not None and not (self._commands or self._places):
+                    return
+
+    def _busy(self) -> bool:
+        return bool(self._live or self._embeddings)
 
     def _step(self) -> None:
+        """One step of the scheduler, then one chunk of an embedding, in a model that may have to
+        be loaded first."""
         try:
-            self.llm.scheduler.step()
-        except EdgeInferError as e:
-            self.llm.scheduler.fail_all(e)
+            scheduler = self.llm.scheduler
+            new, self._new = self._new, []
+            for r in new:
+                scheduler.add(r)
+            if self._live:
+                scheduler.step()
         except Exception as e:
-            self.llm.scheduler.fail_all(ExecutionError(f"A step failed: {type(e).__name__}: {e}."))
+            self._fail(_as_error(e))
+        if self._embeddings:
+            job, future = self._embeddings[0]
+            try:
+                if not future.cancelled():
+                    job.step(self.llm.runner)
+                if job.finished or future.cancelled():
+                    self._end_embedding(None)
+            except Exception as e:
+                self._end_embedding(_as_error(e))
 
-    def _add(self, live: _Live) -> None:
+    def _end_embedding(self, error: EdgeInferError | None) -> None:
+        job, future = self._embeddings.popleft()
+        job.close()
+        self._leave(1)
+        if not future.set_running_or_notify_cancel():
+            return
+        if error is None:
+            future.set_result(job)
+        else:
+            future.set_exception(error)
+
+    def _fail(self, error: EdgeInferError) -> None:
+        if not self.llm.suspended:
+            self.llm.scheduler.fail_all(error)
+        for r in self._new:
+            r.fail(error)
+        self._new = []
+
+    def _abort_all(self) -> None:
+        for live in self._live.values():
+            for r in live.unfinished:
+                self._abort(r)
+        while self._embeddings:
+            self._end_embedding(_stopped())
+
+    def _abort(self, request: Request) -> None:
+        if request in self._new:
+            self._new.remove(request)
+            request.finish("abort")
+        else:
+            self.llm.scheduler.abort(request)
+
+    def _add(self, live: LiveGeneration) -> None:
         self._live[live.requests[0].request_id] = live
-        for r in live.requests:
-            self.llm.scheduler.add(r)
+        self._new += live.requests
 
     def _drop(self, request_id: str) -> None:
         live = self._live.pop(request_id, None)
@@ -354,12 +324,12 @@ class ServingEngine:
             return
         self._cancelled += 1
         for r in live.unfinished:
-            self.llm.scheduler.abort(r)
+            self._abort(r)
         self._ended(len(live.unfinished))
 
     def _deliver(self) -> None:
         """Hands what the step made to the event loops, with one call each."""
-        news: dict[asyncio.AbstractEventLoop, list[tuple[_Live, list[Delta]]]] = {}
+        news: dict[asyncio.AbstractEventLoop, list[tuple[LiveGeneration, list[Delta]]]] = {}
         for request_id, live in list(self._live.items()):
             before = len(live.unfinished)
             if deltas := live.deltas():
@@ -368,25 +338,28 @@ class ServingEngine:
             if not live.unfinished:
                 del self._live[request_id]
         for loop, items in news.items():
-            _call_soon(loop, partial(_deliver_all, items))
+            call_soon(loop, partial(_deliver_all, items))
 
     def _ended(self, choices: int) -> None:
         if choices:
             self._ends.extend([time.monotonic()] * choices)
-            with self._changed:
-                self._choices -= choices
+            self._leave(choices)
+
+    def _leave(self, places: int) -> None:
+        with self._changed:
+            self._places -= places
 
 
-def _deliver_all(items: list[tuple[_Live, list[Delta]]]) -> None:
+def _as_error(error: Exception) -> EdgeInferError:
+    if isinstance(error, EdgeInferError):
+        return error
+    return ExecutionError(f"A step failed: {type(error).__name__}: {error}.")
+
+
+def _deliver_all(items: list[tuple[LiveGeneration, list[Delta]]]) -> None:
     for live, deltas in items:
         live.deliver(deltas)
 
 
-def _call_soon(loop: asyncio.AbstractEventLoop, function: Callable[[], object]) -> None:
-    # A closed loop raises RuntimeError: nobody waits there any more.
-    with contextlib.suppress(RuntimeError):
-        loop.call_soon_threadsafe(function)
-
-
 def _stopped() -> EngineStoppedError:
-    return EngineStoppedError("The engine is stopping.", remedy="Start it again.")
+    return EngineStoppedError("The engine does not run.", remedy="Start it.")

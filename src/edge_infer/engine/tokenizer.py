@@ -175,6 +175,11 @@ class Tokenizer:
         """Id of the token with this text in ``tokenizer.json``'s own spelling, or None."""
         return self.backend.token_to_id(token)
 
+    def unload(self) -> None:
+        """Gives the loaded file's memory back; it is loaded again when it is next needed."""
+        with self._lock:
+            self._loaded = None
+
     @property
     def backend(self) -> LibraryBackend:
         """The library's object, loaded when it is first asked for."""

@@ -50,7 +50,8 @@ class ProgramBuilder:
     """Collects operations; :meth:`create` plans memory and makes the native program.
 
     ``max_rows``: rows (tokens) in one step; ``max_outputs``: rows whose outputs are wanted in one
-    step; ``position_axes``: 1, or 3 for multimodal RoPE.
+    step; ``position_axes``: 1, or 3 for multimodal RoPE; ``head`` False: the model ends with its
+    hidden states, for embeddings.
     """
 
     def __init__(
@@ -60,11 +61,13 @@ class ProgramBuilder:
         max_rows: int,
         max_outputs: int,
         position_axes: int = 1,
+        head: bool = True,
     ) -> None:
         self.kv = kv if kv is not None else KvLayout()
         self.max_rows = max_rows
         self.max_outputs = max_outputs
         self.position_axes = position_axes
+        self.head = head
         self.embed_width = 0
         self.outputs: dict[str, int] = {}
         self._buffers: list[Buffer] = []

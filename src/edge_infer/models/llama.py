@@ -75,11 +75,13 @@ def output_head(
     softcap: float = 0.0,
     embedding: str = "model.embed_tokens",
 ) -> None:
-    """Names the outputs ``hidden_states`` (after the last norm) and ``logits``.
+    """Names the outputs ``hidden_states`` (after the last norm) and, with a head, ``logits``.
 
     The tensors decide whether the head is tied: without an ``lm_head`` the embedding is read.
     """
     p.output("hidden_states", h)
+    if not p.head:
+        return
     name = "lm_head" if w.has("lm_head") else embedding
     logits = p.linear(h, w.linear(name, c.vocab_size, c.hidden_size))
     if softcap:
