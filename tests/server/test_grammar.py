@@ -197,7 +197,7 @@ def test_end_is_allowed_only_where_the_output_is_complete(tokenizer, compiler) -
 
 
 def test_tags_are_special_tokens_where_the_tokenizer_has_them(tokenizer, compiler) -> None:
-    spec = GrammarSpec("lark", 'start: tag_0 "x" tag_1', ("<|call|>", "</call>"))
+    spec = GrammarSpec("structure", 'start: tag_0 "x" tag_1', ("<|call|>", "</call>"))
     logits = plausible_logits(tokenizer, compiler._vocab_size)
     ids, _ = generate(tokenizer, compiler.compile(spec)(), logits, 0, 50)
     assert ids[0] == tokenizer.token_to_id("<|call|>")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from edge_infer.engine.tokenizer import Tokenizer
 
-Kind = Literal["json_object", "json_schema", "regex", "choice", "lark"]
+Kind = Literal["json_object", "json_schema", "regex", "choice", "lark", "structure"]
 
 MAX_SOURCE_CHARS = 1 << 20
 MAX_REGEX_CHARS = 1 << 14
@@ -63,9 +63,10 @@ class GrammarSpec:
 
     ``value``: None for ``json_object``; the schema (dict, bool or JSON text) for ``json_schema``;
     text for ``regex`` (it must match the whole output; digits and word characters are ASCII, there
-    is no look-around) and ``lark``; a list of strings for ``choice``. ``tags`` are texts that may
-    be special tokens of the model: a ``lark`` grammar refers to number i as the rules ``tag_i``,
-    and ``until_tag_i`` (any text up to and with the tag).
+    is no look-around) and ``lark``; a list of strings for ``choice``; Lark text of our own making
+    for ``structure``. ``tags`` are texts that may be special tokens of the model: such a grammar
+    refers to number i as the rules ``tag_i``, and ``until_tag_i`` (any text up to and with the
+    tag).
     """
 
     kind: Kind
@@ -206,7 +207,7 @@ def _body(spec: GrammarSpec) -> dict[str, Any]:
         return {"json_schema": json_schema(value)}
     if spec.kind == "choice":
         return {"lark_grammar": _choice(spec)}
-    if spec.kind not in ("regex", "lark"):
+    if spec.kind not in ("regex", "lark", "structure"):
         raise ConfigError(f"{spec.kind!r} is not a kind of grammar.", code="invalid_grammar")
     if not isinstance(value, str) or not value:
         raise _invalid(spec, "non-empty text is needed")
@@ -215,6 +216,8 @@ def _body(spec: GrammarSpec) -> dict[str, Any]:
         from llguidance import regex_to_lark
 
         return {"lark_grammar": f"start: /{regex_to_lark(value, 'dw')}/"}
+    if spec.kind == "structure":
+        return {"lark_grammar": value}
     _check_count(spec, sum(":" in line for line in value.splitlines()), "rules", MAX_RULES)
     _check_count(spec, value.count("$ref"), "references", MAX_REFERENCES)
     return {"lark_grammar": value}

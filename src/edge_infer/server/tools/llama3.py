@@ -1,0 +1,64 @@
+"""Llama 3, and models that are told to answer with JSON: the answer is
+``{"name": …, "parameters": {…}}``, more calls follow after semicolons. Nothing else marks it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from edge_infer.server.grammar import GrammarSpec
+from edge_infer.server.tools.declared import Tool
+from edge_infer.server.tools.format import ToolFormat, json_alternative
+from edge_infer.server.tools.lark import LarkBuilder, either, literal
+from edge_infer.server.tools.stream import JsonToolStream, ToolStream
+
+_HEADER = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\{)'
+)
+
+
+class Llama3(ToolFormat):
+    name = "llama3"
+    opening = ""
+    tags = ()
+
+    def grammar(
+        self,
+        tools: Mapping[str, Tool],
+        choice: str = "auto",
+        parallel: bool = True,
+        text: GrammarSpec | None = None,
+    ) -> GrammarSpec:
+        b = LarkBuilder()
+        offered = list(tools.values()) if choice in ("auto", "required") else [tools[choice]]
+        call = b.rule(either([self.call(b, tool) for tool in offered]))
+        calls = f"{call} ({literal('; ')} {call})*" if parallel else call
+        if choice != "auto":
+            return b.spec(calls)
+        if text is not None:
+            return b.spec(f"{json_alternative(b, text)} | {calls}")
+        # An answer that begins as our reader expects of a call must be one.
+        names = "|".join(re.escape(t.name).replace("\\-", "-") for t in offered)
+        space = r"[ \n\r\t]*"
+        head = space.join(
+            ["", r"\{", '"name"', ":", f'"({names})"', ",", '"(parameters|arguments)"', ":", r"\{"]
+        )
+        b.terminal("PLAIN", rf"/(.|\n)*/ & ~/{head}(.|\n)*/")
+        return b.spec(f"PLAIN | {calls}")
+
+    def call(self, b: LarkBuilder, tool: Tool) -> str:
+        head = literal('{"name": "' + tool.name + '", "parameters": ')
+        return f"{head} {b.json(tool.schema)} {literal('}')}"
+
+    def stream(self, tools: Mapping[str, Tool], constrained: bool = False) -> ToolStream:
+        return JsonToolStream(
+            self.opening,
+            tools,
+            self.new_id,
+            header=_HEADER,
+            shape='{"name":"',
+            footer=re.compile(r"\s*\}\s*"),
+            again=re.compile(r"\s*\}\s*;\s*"),
+            at_start=True,
+            constrained=constrained,
+        )
