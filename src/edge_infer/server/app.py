@@ -16,13 +16,22 @@ from edge_infer.server import errors
 from edge_infer.server.config import ServerConfig
 from edge_infer.server.context import ServerContext
 from edge_infer.server.middleware import Guard
-from edge_infer.server.routes import chat, completions, models, status, tokenize
+from edge_infer.server.routes import (
+    chat,
+    completions,
+    messages,
+    models,
+    page,
+    responses,
+    status,
+    tokenize,
+)
 
 if TYPE_CHECKING:
     from edge_infer.engine.serving import ServingEngine
 
 log = logging.getLogger(__name__)
-_ROUTES = (chat, completions, models, status, tokenize)
+_ROUTES = (chat, completions, messages, models, page, responses, status, tokenize)
 
 
 def create_app(engine: ServingEngine, config: ServerConfig | None = None) -> FastAPI:

@@ -19,6 +19,7 @@ from edge_infer.server.config import ServerConfig
 from edge_infer.server.errors import ApiError
 from edge_infer.server.grammar import GrammarCompiler, GrammarSpec
 from edge_infer.server.metrics import Metrics
+from edge_infer.server.response_store import ResponseStore
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -41,6 +42,7 @@ class ServerContext:
             self.templates.get()  # what is wrong with it is said now, and not to a client
         self._grammars = GrammarCompiler(self.tokenizer, engine.llm.runner.vocab_size)
         self.metrics = Metrics(engine)
+        self.responses = ResponseStore()
         self.defaults = sampling_defaults(engine.llm.path)
         self.started = int(time.time())
         self.in_flight = 0  # HTTP requests that count as use
@@ -118,6 +120,11 @@ class ChatTemplates:
         self._override = config.chat_template
         self._compiled: dict[bool, ChatTemplate] = {}
         self._lock = threading.Lock()
+
+    @property
+    def exist(self) -> bool:
+        """Whether this model can chat."""
+        return bool(self._override or self._tokenizer.chat_templates)
 
     def get(self, with_tools: bool = False) -> ChatTemplate:
         """Raises UnsupportedError (``chat_template_missing``) for a base model."""

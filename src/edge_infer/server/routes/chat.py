@@ -45,7 +45,7 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     """Answers a conversation through the model's chat template."""
     context = context_of(request)
     model = context.check_model(body.model)
-    job = _job(body, context)
+    job = chat_job(body, context)
     head = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model}
     if body.stream:
         stream = await run_chat(context, job)
@@ -63,7 +63,9 @@ async def chat_completions(body: ChatRequest, request: Request) -> Response:
     )
 
 
-def _job(body: ChatRequest, context: ServerContext) -> ChatJob:
+def chat_job(body: ChatRequest, context: ServerContext) -> ChatJob:
+    """What the request asks for. Raises ApiError 400, naming the parameter, for what cannot be
+    honoured."""
     body.check()
     grammar, param = grammar_of(body.response_format, body.structured_outputs)
     logprobs = (body.top_logprobs or 0) if body.logprobs else None

@@ -34,4 +34,5 @@ def _document(context: ServerContext, name: str) -> dict[str, Any]:
         "owned_by": "edge-infer",
         "root": context.config.model_names[0],
         "max_model_len": context.engine.llm.max_model_len,
+        "chat_template": context.templates.exist,
     }
