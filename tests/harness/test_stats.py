@@ -76,6 +76,8 @@ def test_bootstrap_covers_the_true_median() -> None:
         ([1.01, 1.3, 1.31, 1.02, 1.33], True),
         ([1.01, 1.5, 1.02, 1.03, 1.6], False),  # every pass above 1, but all over the place
         ([0.8, 0.79, 0.81, 0.8, 0.8], True),
+        ([4.7, 4.9, 9.5], True),  # far apart, but nowhere near 1
+        ([1 / 4.7, 1 / 4.9, 1 / 9.5], True),
     ],
 )
 def test_what_ranks_two_arms(ratios: list[float], ranks: bool) -> None:

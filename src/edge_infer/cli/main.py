@@ -14,6 +14,7 @@ from edge_infer.cli import (
     device,
     grid,
     inspect,
+    report,
     run,
     serve,
     synth,
@@ -57,6 +58,7 @@ for name, function in (
     ("compare", bench.compare),
     ("agent-suite", agent_suite.agent_suite),
     ("grid", grid.grid),
+    ("report", report.report),
     ("device", device.device),
     ("synth", synth.synth),
 ):

@@ -39,7 +39,7 @@ def compare_samples(
     metric: Metric, arm: str, baseline: str, ours: Sequence[float], theirs: Sequence[float]
 ) -> Comparison | None:
     """``ours`` against ``theirs``, pass by pass; None where a ratio has no meaning (0 or less)."""
-    if not ours or any(x <= 0 for x in theirs):
+    if not ours or any(x <= 0 for x in (*ours, *theirs)):
         return None
     ratio = Metric.of(metric.name, "ratio", metric.better, stats.paired_ratios(ours, theirs))
     return Comparison(

@@ -76,14 +76,16 @@ def spread(samples: Sequence[float]) -> float:
 
 
 def shows_difference(ratios: Sequence[float], low: float, high: float) -> bool:
-    """Whether paired ratios rank two arms, given the interval of their median.
+    """Whether paired ratios (positive) rank two arms, given the interval of their median.
 
     The interval must leave out 1, and the median must be farther from 1 than the passes are from
-    each other. Equal arms pass by chance in 9 of 100 runs of three passes, in 5 of five to seven.
+    each other, both on a logarithmic scale: 2 and 1/2 are equally far. Equal arms pass by chance
+    in 9 of 100 runs of three passes, in 5 of five to seven.
     """
     if low <= 1.0 <= high:
         return False
-    return abs(median(ratios) - 1.0) > spread(ratios)
+    logarithms = [math.log(r) for r in ratios]
+    return abs(median(logarithms)) > spread(logarithms)
 
 
 def wilson(successes: int, n: int, z: float = 1.959964) -> tuple[float, float]:

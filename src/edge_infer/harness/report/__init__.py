@@ -1,0 +1,1 @@
+"""``edge-infer report``: tables, plots and pages made from artifacts alone."""
