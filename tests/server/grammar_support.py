@@ -1,4 +1,4 @@
-"""A small byte tokenizer, and random output under a grammar without a model."""
+"""Schemas, a small byte tokenizer, and random output under a grammar without a model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,78 @@ from edge_infer import _native
 from edge_infer.engine.tokenizer import Tokenizer
 
 SPECIAL = ("<bos>", "<eos>", "<|call|>", "<|end|>", "[TOOL_CALLS]", "[ARGS]")
+
+NODE = {
+    "type": "object",
+    "properties": {
+        "value": {"type": "integer"},
+        "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+    },
+    "required": ["value", "next"],
+    "additionalProperties": False,
+}
+SCHEMAS = {
+    "any": True,
+    "scalars": {"type": ["boolean", "null", "integer", "number"]},
+    "enum": {"enum": ["rot", "größe", 'a "quoted" word', 7, None, {"a": [1]}]},
+    "const": {"const": {"a": [1, None, "日本"]}},
+    "bounds": {
+        "type": "array",
+        "minItems": 3,
+        "maxItems": 5,
+        "items": {"type": "integer", "minimum": -3, "exclusiveMaximum": 120},
+    },
+    "floats": {
+        "type": "object",
+        "properties": {"x": {"type": "number", "minimum": -1.5, "maximum": 2.25}},
+        "required": ["x"],
+        "additionalProperties": False,
+    },
+    "nested": {
+        "type": "object",
+        "properties": {
+            "person": {
+                "type": "object",
+                "properties": {
+                    "name": {"type": "string", "maxLength": 12},
+                    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
+                },
+                "required": ["name", "tags"],
+                "additionalProperties": False,
+            },
+            "名前": {"type": "string", "minLength": 1, "maxLength": 4},
+        },
+        "required": ["person", "名前"],
+        "additionalProperties": False,
+    },
+    "optional": {
+        "type": "object",
+        "properties": {k: {"type": "integer"} for k in "abc"},
+        "required": ["b"],
+        "additionalProperties": False,
+    },
+    "extra": {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3},
+    "any_of": {
+        "anyOf": [
+            {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,4}$"},
+            {"type": "array", "prefixItems": [{"type": "integer"}], "items": False},
+        ]
+    },
+    "one_of": {
+        "oneOf": [
+            {"type": "object", "properties": {"k": {"const": v}, v: {}}, "required": ["k", v]}
+            for v in ("x", "y")
+        ]
+    },
+    "all_of": {"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 9}]},
+    "recursive": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
+    "formats": {
+        "type": "array",
+        "prefixItems": [{"type": "string", "format": f} for f in ("date", "uuid", "ipv4")],
+        "minItems": 3,
+        "items": False,
+    },
+}
 
 
 def byte_tokenizer(folder: Path, special: tuple[str, ...] = SPECIAL) -> Tokenizer:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from grammar_support import byte_tokenizer, generate, plausible_logits
+from grammar_support import SCHEMAS, byte_tokenizer, generate, plausible_logits
 
 from edge_infer.engine.tokenizer import Tokenizer
 from edge_infer.errors import ConfigError, ExecutionError
@@ -19,78 +19,6 @@ from edge_infer.server.grammar import GrammarCompiler, GrammarSpec, ReasoningPre
 
 pytest.importorskip("llguidance", reason="extra [serve] is not installed")
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="extra [test] is not installed")
-
-NODE = {
-    "type": "object",
-    "properties": {
-        "value": {"type": "integer"},
-        "next": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
-    },
-    "required": ["value", "next"],
-    "additionalProperties": False,
-}
-SCHEMAS = {
-    "any": True,
-    "scalars": {"type": ["boolean", "null", "integer", "number"]},
-    "enum": {"enum": ["rot", "größe", 'a "quoted" word', 7, None, {"a": [1]}]},
-    "const": {"const": {"a": [1, None, "日本"]}},
-    "bounds": {
-        "type": "array",
-        "minItems": 3,
-        "maxItems": 5,
-        "items": {"type": "integer", "minimum": -3, "exclusiveMaximum": 120},
-    },
-    "floats": {
-        "type": "object",
-        "properties": {"x": {"type": "number", "minimum": -1.5, "maximum": 2.25}},
-        "required": ["x"],
-        "additionalProperties": False,
-    },
-    "nested": {
-        "type": "object",
-        "properties": {
-            "person": {
-                "type": "object",
-                "properties": {
-                    "name": {"type": "string", "maxLength": 12},
-                    "tags": {"type": "array", "items": {"enum": ["a", "b"]}, "maxItems": 3},
-                },
-                "required": ["name", "tags"],
-                "additionalProperties": False,
-            },
-            "名前": {"type": "string", "minLength": 1, "maxLength": 4},
-        },
-        "required": ["person", "名前"],
-        "additionalProperties": False,
-    },
-    "optional": {
-        "type": "object",
-        "properties": {k: {"type": "integer"} for k in "abc"},
-        "required": ["b"],
-        "additionalProperties": False,
-    },
-    "extra": {"type": "object", "additionalProperties": {"type": "boolean"}, "maxProperties": 3},
-    "any_of": {
-        "anyOf": [
-            {"type": "string", "pattern": "^[A-Z]{2}-[0-9]{1,4}$"},
-            {"type": "array", "prefixItems": [{"type": "integer"}], "items": False},
-        ]
-    },
-    "one_of": {
-        "oneOf": [
-            {"type": "object", "properties": {"k": {"const": v}, v: {}}, "required": ["k", v]}
-            for v in ("x", "y")
-        ]
-    },
-    "all_of": {"allOf": [{"type": "integer", "minimum": 5}, {"maximum": 9}]},
-    "recursive": {"$ref": "#/$defs/node", "$defs": {"node": NODE}},
-    "formats": {
-        "type": "array",
-        "prefixItems": [{"type": "string", "format": f} for f in ("date", "uuid", "ipv4")],
-        "minItems": 3,
-        "items": False,
-    },
-}
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +197,7 @@ resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
 resource.setrlimit(resource.RLIMIT_CPU, (40, 40))
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from grammar_support import byte_tokenizer, generate, plausible_logits
+from grammar_support import SCHEMAS, byte_tokenizer, generate, plausible_logits
 from edge_infer.errors import EdgeInferError
 from edge_infer.server.grammar import GrammarCompiler, GrammarSpec
 def nested(depth):

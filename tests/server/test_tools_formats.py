@@ -9,6 +9,8 @@ import random
 import pytest
 from grammar_support import byte_tokenizer, generate, plausible_logits
 
+from edge_infer.engine.builtin_templates import BUILTIN_TEMPLATES
+from edge_infer.engine.chat_template import ChatTemplate
 from edge_infer.errors import ConfigError, ExecutionError, UnsupportedError
 from edge_infer.server.grammar import GrammarCompiler, GrammarSpec
 from edge_infer.server.tools import (
@@ -160,6 +162,34 @@ def test_calls_are_read_however_the_text_is_cut(name, constrained) -> None:
     text, calls = read_any_cut(name, lead + written, constrained)
     assert text == lead.strip()
     assert decoded(calls) == TWO
+
+
+def test_ids_that_a_model_repeats_are_dropped() -> None:
+    written = WRITE["mistral-list"](TWO).replace("}}", '}, "id": "abcdefghi"}')
+    assert written.count("abcdefghi") == 2
+    assert decoded(read_any_cut("mistral-list", written)[1]) == TWO
+
+
+@pytest.mark.parametrize("name", sorted(BUILTIN_TEMPLATES))
+def test_built_in_templates_write_calls_as_their_format_reads_them(name) -> None:
+    template = ChatTemplate(BUILTIN_TEMPLATES[name])
+    asked = {"role": "user", "content": "Go."}
+    calls = [
+        {"id": f"call0000{i}", "function": {"name": n, "arguments": a}}
+        for i, (n, a) in enumerate(TWO)
+    ]
+    answer = {"role": "assistant", "content": "", "tool_calls": calls}
+    before = template.render([asked], tools=OPENAI)
+    assert all(tool["function"]["name"] in before for tool in OPENAI)
+    after = template.render([asked, answer], tools=OPENAI, add_generation_prompt=False)
+    assert after.startswith(before)
+    written = after[len(before) :].removesuffix("\n")
+    for end in ("<|im_end|>", "<|eot_id|>", "<end_of_turn>", "</s>"):
+        written = written.removesuffix(end)
+    text, read_calls = read(format_for(template.source).name, list(written))
+    assert (text, decoded(read_calls)) == ("", TWO)
+    result = {"role": "tool", "tool_call_id": "call00000", "content": "42 degrees"}
+    assert "42 degrees" in template.render([asked, answer, result], tools=OPENAI)
 
 
 @pytest.mark.parametrize("name", ALL)

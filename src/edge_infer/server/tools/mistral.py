@@ -18,6 +18,7 @@ _ALPHABET = string.ascii_letters + string.digits
 _LIST_HEADER = re.compile(
     r'\s*\[?\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"arguments"\s*:\s*(?=\{)'
 )
+_ID = r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?'  # which templates show in earlier calls
 _HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
 
 
@@ -80,7 +81,7 @@ class MistralList(Mistral):
             self.new_id,
             header=_LIST_HEADER,
             shape=None,
-            footer=re.compile(r"\s*\}\s*\]"),
-            again=re.compile(r"\s*\}\s*,\s*"),
+            footer=re.compile(rf"{_ID}\s*\}}\s*\]"),
+            again=re.compile(rf"{_ID}\s*\}}\s*,\s*"),
             constrained=constrained,
         )
