@@ -10,7 +10,7 @@ import typer
 
 from edge_infer.cli.common import JsonOption, command, print_json
 from edge_infer.cli.convert import progress_bar
-from edge_infer.cli.quantities import parse_size
+from edge_infer.cli.quantities import parse_duration, parse_size
 from edge_infer.errors import ConfigError
 
 _LEVELS = ("debug", "info", "warning", "error")
@@ -39,6 +39,14 @@ def serve(
     ] = None,
     threads: Annotated[int | None, typer.Option(help="Default: one per usable core.")] = None,
     weights: Annotated[str, typer.Option(help="mapped, resident or locked.")] = "mapped",
+    kv_cache_dtype: Annotated[str, typer.Option(help="f16, bf16 or int8.")] = "f16",
+    idle_unload: Annotated[
+        str | None, typer.Option(help="Unload the model after such a time of no use, like 10m.")
+    ] = None,
+    pooling: Annotated[str, typer.Option(help="Of embeddings: mean or last.")] = "mean",
+    tool_format: Annotated[
+        str | None, typer.Option(help="Family of tool calls, instead of the template's.")
+    ] = None,
     body_limit: Annotated[str, typer.Option(help="Largest request body.")] = "32MiB",
     cors_origin: Annotated[
         list[str] | None, typer.Option(help="Origin that browsers may call from; repeatable.")
@@ -68,6 +76,11 @@ def serve(
         body_limit=parse_size(body_limit, "--body-limit"),
         drain_seconds=drain_seconds,
         chat_template=chat_template,
+        tool_format=tool_format,
+        pooling=pooling,
+        idle_unload_seconds=(
+            None if idle_unload is None else parse_duration(idle_unload, "--idle-unload")
+        ),
     )
     memory = None if kv_cache_memory is None else parse_size(kv_cache_memory, "--kv-cache-memory")
     process.set_up_logging(log_level)
@@ -79,6 +92,7 @@ def serve(
         "max_model_len": max_model_len,
         "max_num_seqs": max_num_seqs,
         "kv_cache_memory_bytes": memory,
+        "kv_cache_dtype": kv_cache_dtype,
         "threads": threads,
         "weights": weights,
     }

@@ -7,7 +7,7 @@ string. Each token costs time in proportion to its own characters, whatever came
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from edge_infer.errors import ConfigError
@@ -52,7 +52,8 @@ class Detokenizer:
     ``stop``: strings that end the text. The first to be complete counts; of two that end at the
     same character, the longer. The text ends before it, or after it with ``include_stop``.
     ``strip_leading_space``: drop the dummy space in front of SentencePiece text. Leave it off when
-    the text continues a prompt, where that space separates two words.
+    the text continues a prompt, where that space separates two words. ``keep_special``: special
+    tokens that are not skipped.
 
     Bytes that are no UTF-8 become U+FFFD once no later byte can complete them.
     Raises ConfigError for an empty stop string.
@@ -65,6 +66,7 @@ class Detokenizer:
         include_stop: bool = False,
         skip_special_tokens: bool = True,
         *,
+        keep_special: Collection[int] = (),
         strip_leading_space: bool = False,
     ) -> None:
         if isinstance(stop, str):
@@ -77,6 +79,7 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._include_stop = include_stop
         self._skip_special_tokens = skip_special_tokens
+        self._keep_special = keep_special
         self._strip_next = strip_leading_space and tokenizer.dummy_prefix
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._matchers = [_StopMatcher(s) for s in dict.fromkeys(stop)]
@@ -100,7 +103,8 @@ class Detokenizer:
         """
         if self._finished:
             return ""
-        data = self._tokenizer.token_bytes(token_id, self._skip_special_tokens)
+        skip = self._skip_special_tokens and token_id not in self._keep_special
+        data = self._tokenizer.token_bytes(token_id, skip)
         if self._strip_next and data:
             data = data[1:] if data[:1] == b" " else data
             self._strip_next = False

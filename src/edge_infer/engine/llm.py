@@ -354,6 +354,7 @@ class LLM:
             params.stop_strings,
             include_stop=params.include_stop_str_in_output,
             skip_special_tokens=params.skip_special_tokens,
+            keep_special=params.keep_special_token_ids,
         )
 
     def _tokens(self, prompt: Any) -> tuple[str | None, list[int]]:

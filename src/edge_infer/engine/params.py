@@ -25,8 +25,10 @@ class SamplingParams:
     of it unless ``include_stop_str_in_output``); ``stop_token_ids``: tokens that end it.
     ``n``: completions of the prompt, 1 to 128. ``seed``: the same seed gives the same tokens
     whatever runs beside the request; completion i draws with seed + i. ``logprobs``:
-    None for none, n for the chosen token's and the n most likely ones'. ``detokenize`` False leaves
-    the text empty: a prompt of token ids then never loads the tokenizer.
+    None for none, n for the chosen token's and the n most likely ones'.
+    ``keep_special_token_ids``: special tokens that ``skip_special_tokens`` leaves in the text.
+    ``detokenize`` False leaves the text empty: a prompt of token ids then never loads the
+    tokenizer.
 
     Raises ConfigError for a value out of range.
     """
@@ -48,6 +50,7 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    keep_special_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
     detokenize: bool = True
 

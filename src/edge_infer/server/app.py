@@ -19,6 +19,7 @@ from edge_infer.server.middleware import Guard
 from edge_infer.server.routes import (
     chat,
     completions,
+    embeddings,
     messages,
     models,
     page,
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from edge_infer.engine.serving import ServingEngine
 
 log = logging.getLogger(__name__)
-_ROUTES = (chat, completions, messages, models, page, responses, status, tokenize)
+_ROUTES = (chat, completions, embeddings, messages, models, page, responses, status, tokenize)
 
 
 def create_app(engine: ServingEngine, config: ServerConfig | None = None) -> FastAPI:
@@ -42,11 +43,13 @@ def create_app(engine: ServingEngine, config: ServerConfig | None = None) -> Fas
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
         warming = asyncio.create_task(asyncio.to_thread(_warm, context))
+        unloading = asyncio.create_task(_unload_when_idle(context))
         try:
             yield
         finally:
+            unloading.cancel()
             await engine.aclose(0.0)
-            await warming
+            await asyncio.gather(warming, unloading, return_exceptions=True)
 
     app = FastAPI(
         title="edge-infer",
@@ -79,3 +82,15 @@ def _warm(context: ServerContext) -> None:
         _ = context.tokenizer.vocab_size
     except EdgeInferError as error:  # every request will say so too
         log.error("The tokenizer cannot be loaded: %s", error)
+
+
+async def _unload_when_idle(context: ServerContext) -> None:
+    """Suspends the engine when nothing has asked for it long enough; requests resume it."""
+    limit = context.config.idle_unload_seconds
+    if limit is None:
+        return
+    while True:
+        stats = context.engine.stats()
+        if not stats.suspended and context.in_flight == 0 and stats.idle_seconds >= limit:
+            await context.suspend()
+        await asyncio.sleep(min(5.0, limit / 4))

@@ -17,7 +17,8 @@ class ServerConfig:
     objects. ``body_seconds``: time for a request's body to arrive; ``write_seconds``: time that a
     client may leave sent data unread. ``ping_seconds``: silence before a stream's comment ping.
     ``idle_unload_seconds``: None never unloads. ``chat_template``: a file or a built-in name, None
-    for the model's own. ``tool_format``: None chooses by the template.
+    for the model's own. ``tool_format``: None chooses by the template. ``pooling``: of
+    embeddings, mean or last.
 
     Raises ConfigError for a value out of range.
     """
@@ -34,6 +35,7 @@ class ServerConfig:
     idle_unload_seconds: float | None = None
     chat_template: str | Path | None = None
     tool_format: str | None = None
+    pooling: str = "mean"
     max_choices: int = 128
     max_logprobs: int = 20
 
@@ -53,6 +55,8 @@ class ServerConfig:
         for name in ("body_seconds", "write_seconds", "ping_seconds"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} = {getattr(self, name)}; more than 0 is needed.")
+        if self.pooling not in ("mean", "last"):
+            raise ConfigError(f"pooling = {self.pooling!r}; mean or last is needed.")
         if self.drain_seconds < 0:
             raise ConfigError(f"drain_seconds = {self.drain_seconds}; 0 or more is needed.")
         if self.idle_unload_seconds is not None and not self.idle_unload_seconds > 0:

@@ -40,14 +40,25 @@ class ServerContext:
         self.templates = ChatTemplates(self.tokenizer, config)
         if config.chat_template is not None:
             self.templates.get()  # what is wrong with it is said now, and not to a client
-        self._grammars = GrammarCompiler(self.tokenizer, engine.llm.runner.vocab_size)
+        self._grammars = self._new_compiler()
         self.metrics = Metrics(engine)
         self.responses = ResponseStore()
         self.defaults = sampling_defaults(engine.llm.path)
         self.started = int(time.time())
         self.in_flight = 0  # HTTP requests that count as use
-        self.last_use = time.monotonic()
         self.draining = False
+
+    def _new_compiler(self) -> GrammarCompiler:
+        return GrammarCompiler(self.tokenizer, self.engine.llm.vocab_size)
+
+    async def suspend(self) -> None:
+        """Gives back the memory of weights, KV pool, tokenizer and grammars, if nothing runs. The
+        next request that needs them loads them."""
+        compiler, self._grammars = self._grammars, self._new_compiler()
+        if await self.engine.suspend():
+            log.info("Idle: the model is unloaded until it is needed.")
+        else:
+            self._grammars = compiler
 
     def check_model(self, name: str | None) -> str:
         """The name to answer with. Raises ApiError 404 for a model that is not served."""

@@ -105,6 +105,8 @@ class _EngineCollector:
         for field, (name, kind, text) in _STATS.items():
             family = CounterMetricFamily if kind == "counter" else GaugeMetricFamily
             yield family(_PREFIX + name, text, value=getattr(stats, field))
+        loaded = float(not stats.suspended)
+        yield GaugeMetricFamily(f"{_PREFIX}model_loaded", "0 while unloaded.", value=loaded)
         memory = GaugeMetricFamily(
             f"{_PREFIX}memory_bytes", "Resident memory of this process.", labels=["kind"]
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-import time
 from typing import TYPE_CHECKING
 
 from edge_infer.errors import EdgeInferError
@@ -18,8 +17,10 @@ if TYPE_CHECKING:
 #: Answered without a key: liveness, and the static page, which asks its reader for the key.
 OPEN_PATHS = frozenset({"/", "/health"})
 OPEN_PREFIX = "/page/"
-#: Looking at the server is no use of it: it neither delays an unload nor is refused while draining.
-_WATCHING = frozenset({"/health", "/metrics", "/ledger", "/version", "/", "/openapi.json"})
+#: Looking at the server is no use of it: it neither delays an unload nor is refused in a drain.
+_WATCHING = frozenset(
+    {"/", "/health", "/metrics", "/ledger", "/version", "/v1/models", "/openapi.json"}
+)
 
 
 class Guard:
@@ -58,8 +59,6 @@ class Guard:
         finally:
             self._context.metrics.http.labels(str(status)).inc()
             self._context.in_flight -= use
-            if use:
-                self._context.last_use = time.monotonic()
 
     def _admit(self, scope: Scope, path: str, use: bool) -> None:
         if self._keys and path not in OPEN_PATHS and not path.startswith(OPEN_PREFIX):

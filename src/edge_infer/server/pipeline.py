@@ -9,26 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from edge_infer.engine.outputs import TokenLogprobs
 from edge_infer.engine.params import SamplingParams
-from edge_infer.server.errors import ApiError, unsupported_parameter
 
 if TYPE_CHECKING:
-    from edge_infer.engine.chat_template import ChatTemplate
-    from edge_infer.engine.request import TokenConstraint
-    from edge_infer.engine.serving import Delta, Generation
+    from edge_infer.engine.serving import Generation
+    from edge_infer.server.choice_reader import ChoiceReader
     from edge_infer.server.context import ServerContext
     from edge_infer.server.grammar import GrammarSpec
-
-#: Variables of a template that requests have parameters of their own for.
-_RESERVED = frozenset(
-    {"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"}
-)
 
 
 @dataclass(frozen=True)
@@ -121,10 +114,12 @@ class ChatStream:
     """The events of a running generation. Closing it, or cancelling whoever iterates, ends the
     generation."""
 
-    def __init__(self, context: ServerContext, job: ChatJob, generation: Generation) -> None:
+    def __init__(
+        self, context: ServerContext, generation: Generation, readers: list[ChoiceReader]
+    ) -> None:
         self._context = context
-        self._job = job
         self._generation = generation
+        self._readers = readers
         self._events = self._run()
 
     @property
@@ -139,120 +134,30 @@ class ChatStream:
         self._generation.cancel()  # also when nobody has asked for an event yet
 
     async def _run(self) -> AsyncGenerator[Event, None]:
-        choices = [_Choice(i) for i in range(self._job.params.n)]
         async with aclosing(self._context.deltas(self._generation)) as deltas:
             async for delta in deltas:
-                for event in choices[delta.index].take(delta):
+                for event in self._readers[delta.index].take(delta):
                     yield event
         yield Usage(
             prompt_tokens=self.prompt_tokens,
-            completion_tokens=sum(c.tokens for c in choices),
+            completion_tokens=sum(r.tokens for r in self._readers),
             cached_tokens=self._generation.cached_tokens,
-            reasoning_tokens=sum(c.reasoning_tokens for c in choices),
+            reasoning_tokens=sum(r.reasoning_tokens for r in self._readers),
         )
-
-
-class _Choice:
-    """Deltas of one choice to events."""
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.tokens = 0
-        self.reasoning_tokens = 0
-        self._logprobs: list[TokenLogprobs] | None = None  # not yet given out
-
-    def take(self, delta: Delta) -> list[Event]:
-        self.tokens += len(delta.token_ids)
-        if delta.logprobs is not None:
-            self._logprobs = (self._logprobs or []) + delta.logprobs
-        events: list[Event] = []
-        if delta.text:
-            events.append(self._content(delta.text))
-        if delta.finish_reason is not None:
-            if self._logprobs:
-                events.append(self._content(""))
-            events.append(Finished(self.index, delta.finish_reason, delta.stop_reason))
-        return events
-
-    def _content(self, text: str) -> Content:
-        logprobs, self._logprobs = self._logprobs, [] if self._logprobs is not None else None
-        return Content(self.index, text, logprobs)
 
 
 async def run_chat(context: ServerContext, job: ChatJob) -> ChatStream:
     """Starts a generation.
 
     Raises EdgeInferError for a job that cannot run: no chat template, a prompt that does not fit,
-    a full queue.
+    a grammar or tools that cannot be used, a full queue.
     """
-    # Templates and long texts take milliseconds and more, which the event loop has not.
-    prompt, constraint = await asyncio.to_thread(_prepare, context, job)
-    return ChatStream(context, job, context.generate(prompt, job.params, constraint))
+    from edge_infer.server.prepare import prepare
 
-
-def _prepare(
-    context: ServerContext, job: ChatJob
-) -> tuple[dict[str, Any], Callable[[], TokenConstraint] | None]:
-    prompt = chat_prompt(context, job)
-    if job.response_format is None:
-        return prompt, None
-    return prompt, context.compile(job.response_format, job.format_param)
-
-
-def chat_prompt(context: ServerContext, job: ChatJob) -> dict[str, Any]:
-    """The job's conversation as the chat template renders it: text and token ids."""
-    if job.tools and job.tool_choice != "none":
-        raise unsupported_parameter("tools", "tool calls are not built yet")
-    template = context.templates.get()
-    going_on = job.continue_final_message
-    if going_on and (not job.messages or job.messages[-1]["role"] != "assistant"):
-        raise ApiError(
-            "continue_final_message needs a last message of the assistant.",
-            param="continue_final_message",
-        )
-    text = template.render(
-        job.messages,
-        add_generation_prompt=job.add_generation_prompt and not going_on,
-        **_template_variables(job, template),
-    )
-    if going_on:
-        text = _cut_after(text, job.messages[-1].get("content"))
-    ids = context.tokenizer.encode(text, add_special_tokens=False)
-    return {"prompt": text, "prompt_token_ids": ids}
-
-
-def _template_variables(job: ChatJob, template: ChatTemplate) -> dict[str, Any]:
-    """The job's variables. Raises ApiError 400 for one that the template never looks at."""
-    for name in job.template_kwargs:
-        if name in _RESERVED or name not in template.source:
-            why = "it is set by the server" if name in _RESERVED else "the chat template ignores it"
-            raise unsupported_parameter(f"chat_template_kwargs.{name[:100]}", why)
-    variables = dict(job.template_kwargs)
-    effort = job.reasoning_effort
-    if effort is not None:
-        if "reasoning_effort" in template.source:
-            variables.setdefault("reasoning_effort", effort)
-        elif "enable_thinking" in template.source:
-            variables.setdefault("enable_thinking", effort not in ("none", "minimal"))
-        elif effort != "none":
-            raise unsupported_parameter("reasoning_effort", "the model's template has no reasoning")
-    return variables
-
-
-def _cut_after(text: str, content: Any) -> str:
-    """The rendered prompt up to the end of its last message, without what closes a turn."""
-    # Templates may trim a message, so its own white space is not looked for at the front.
-    wanted = content.strip() if isinstance(content, str) else ""
-    at = text.rfind(wanted) if wanted else -1
-    if at < 0:
-        raise ApiError(
-            "continue_final_message: the chat template does not show the last message's text.",
-            param="continue_final_message",
-            remedy="Give the last message some text, or leave the parameter out.",
-        )
-    end = at + len(wanted)
-    tail = content[len(content.rstrip()) :]
-    return text[:end] + (tail if text.startswith(tail, end) else "")
+    # Templates, grammars and long texts take milliseconds and more, which the event loop has not.
+    prepared = await asyncio.to_thread(prepare, context, job)
+    generation = context.generate(prepared.prompt, prepared.params, prepared.constraint)
+    return ChatStream(context, generation, [prepared.reader(i) for i in range(job.params.n)])
 
 
 @dataclass

@@ -16,7 +16,8 @@ from edge_infer.errors import EdgeInferError
 from edge_infer.server import errors
 from edge_infer.server.context import ServerContext, context_of
 from edge_infer.server.message_events import MessageBuilder
-from edge_infer.server.pipeline import ChatJob, ChatStream, chat_prompt, run_chat
+from edge_infer.server.pipeline import ChatJob, ChatStream, run_chat
+from edge_infer.server.prepare import chat_prompt
 from edge_infer.server.protocol.messages import MessagesRequest, TokenCountRequest
 from edge_infer.server.routes.chat import chat_job
 from edge_infer.server.sse import EventStream, unless_gone

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request
 from edge_infer.engine.params import SamplingParams
 from edge_infer.server.context import ServerContext, context_of
 from edge_infer.server.errors import ApiError
-from edge_infer.server.pipeline import ChatJob, chat_prompt
+from edge_infer.server.pipeline import ChatJob
+from edge_infer.server.prepare import chat_prompt
 from edge_infer.server.protocol.chat import template_messages
 from edge_infer.server.protocol.tokenize import DetokenizeRequest, TokenizeRequest
 
@@ -63,7 +64,7 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
     """The text of token ids, special tokens with it."""
     context = context_of(request)
     context.check_model(body.model)
-    size = context.engine.llm.runner.vocab_size
+    size = context.engine.llm.vocab_size
     outside = next((t for t in body.tokens if t >= size), None)
     if outside is not None:
         raise ApiError(f"Token id {outside} is outside the vocabulary of {size}.", param="tokens")

@@ -1,0 +1,40 @@
+"""A server that nobody asks gives its memory back, and is there again when somebody does."""
+
+from __future__ import annotations
+
+import time
+
+from edge_infer.server.config import ServerConfig
+
+
+def wait_until(condition, seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.02)
+
+
+def test_an_idle_server_unloads_and_comes_back(start_server) -> None:
+    config = ServerConfig(model_names=("tiny",), idle_unload_seconds=0.5)
+    with start_server(config) as server:
+
+        def suspended() -> bool:
+            # Looking on is no use: it neither wakes the model nor keeps it awake.
+            for path in ("/health", "/metrics", "/version", "/v1/models"):
+                assert server.http.get(path).status_code == 200
+            return server.context.engine.stats().suspended
+
+        body = {"temperature": 0.9, "seed": 4, "structured_outputs": {"regex": "[a-z]{8}"}}
+        first = server.chat(**body).json()["choices"]
+        for _ in range(2):
+            wait_until(suspended)
+            assert "edge_infer_model_loaded 0.0" in server.http.get("/metrics").text
+            assert server.chat(**body).json()["choices"] == first
+            assert not server.context.engine.stats().suspended
+
+
+def test_a_server_without_the_option_stays_loaded(server) -> None:
+    server.chat(max_tokens=1)
+    time.sleep(0.3)
+    assert not server.context.engine.stats().suspended
+    assert "edge_infer_model_loaded 1.0" in server.http.get("/metrics").text
