@@ -130,7 +130,7 @@ class _Job:
 
     def __init__(self, source: Source, options: Options, notes: list[str]) -> None:
         self.source, self.options = source, options
-        self.tied = _tie(source, notes)
+        self.tied = tie(source, notes)
         self.packings = select(source, options)
         if not self.packings:
             notes.append("No tensor was quantized.")
@@ -248,7 +248,7 @@ def _keep(t: SourceTensor, p: Packing, first: int, last: int) -> Packed:
     )
 
 
-def _tie(source: Source, notes: list[str]) -> bool | None:
+def tie(source: Source, notes: list[str]) -> bool | None:
     """Decides from the tensors whether the head is the embedding, and drops an equal second copy.
 
     None when the model has no embedding that a head could share.

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_infer.checkpoint.source import Codes, KeptForm
+from edge_infer.errors import UnsupportedError
 
 KEPT: dict[str, KeptForm] = {
     "Q4_0": KeptForm(4, 32, True, True),
@@ -93,3 +94,15 @@ def codes_of(kind: str, raw: Bytes) -> Codes:
     if kind == "Q8_0":
         return _q8_0(raw)
     return _k_blocks(raw, five=kind == "Q5_K")
+
+
+def steps_of(kind: str, raw: Bytes) -> npt.NDArray[np.float32]:
+    """The distance between neighbouring codes at each value: raw blocks [count, bytes] of a
+    quantized type to f32 [count, weights], or UnsupportedError for types without codes."""
+    if kind == "Q6_K":
+        scales = _halves(raw[:, 208:210]).astype(np.float32) * raw[:, 192:208].view(np.int8)
+    elif kind in KEPT:
+        scales = codes_of(kind, raw).scales.astype(np.float32)
+    else:
+        raise UnsupportedError(f"{kind} has no codes, so no distance between them.")
+    return np.repeat(np.abs(scales), 16 if kind == "Q6_K" else 32, axis=-1)

@@ -76,6 +76,18 @@ class GgufSourceTensor(SourceTensor):
         values: npt.NDArray[np.float32] = dequantize(raw, GGMLQuantizationType[self.stored])
         return values
 
+    @property
+    def quantized(self) -> bool:
+        """Whether the values are codes times a scale."""
+        return self.stored not in _FLOATS
+
+    def steps(self, start: int, stop: int) -> npt.NDArray[np.float32]:
+        """Rows [start, stop): how far apart neighbouring codes are at each value, f32 [rows, K]."""
+        raw = np.ascontiguousarray(self._raw(start, stop))
+        blocks = 256 if self.stored.endswith("_K") else 32
+        flat = raw.reshape((stop - start) * self.k // blocks, -1)
+        return gguf_blocks.steps_of(self.stored, flat).reshape(stop - start, self.k)
+
     def codes(self, start: int, stop: int) -> Codes:
         raw = np.ascontiguousarray(self._raw(start, stop))
         assert self.kept is not None

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from edge_infer.cli.artifacts import say, write_artifact
 from edge_infer.cli.common import JsonOption, command, megabytes, print_json
 from edge_infer.cli.load import numbers, only_one_kind, print_load
-from edge_infer.errors import ConfigError, StorageError
+from edge_infer.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_infer.harness.schema import Arm, Artifact, Metric
@@ -29,10 +30,6 @@ Output = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds that one measured process may take.")]
 BUSY = 0.1
-
-
-def _say(text: str) -> None:
-    print(f"... {text}", file=sys.stderr)
 
 
 def _figure(metric: Metric) -> str:
@@ -69,13 +66,7 @@ def _print_arm(arm: Arm) -> None:
 def _finish(artifact: Artifact, output: Path | None, as_json: bool) -> None:
     """Writes and prints the artifact; a failed part makes the exit code 1."""
     if output is not None:
-        try:
-            output.write_text(artifact.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise StorageError(
-                f"{output} could not be written: {error.strerror}.",
-                remedy="Name a file in a folder that exists and has space.",
-            ) from None
+        write_artifact(artifact, output)
     if as_json:
         print_json(artifact)
     else:
@@ -157,7 +148,7 @@ def bench(
             pid=pid,
             timeout=timeout,
         )
-        _finish(load(asked, _say), output, as_json)
+        _finish(load(asked, say), output, as_json)
         return
     if model is None:
         raise ConfigError("There is nothing to measure.", remedy="Name a model, or give --url.")
@@ -178,7 +169,7 @@ def bench(
         starts=starts,
         timeout=timeout,
     )
-    _finish(measure(options, _say), output, as_json)
+    _finish(measure(options, say), output, as_json)
 
 
 @command
@@ -214,4 +205,4 @@ def compare(
         kv_cache_dtype=kv_cache_dtype,
         timeout=timeout,
     )
-    _finish(measure(CompareOptions(options, peer_model, passes, peer), _say), output, as_json)
+    _finish(measure(CompareOptions(options, peer_model, passes, peer), say), output, as_json)

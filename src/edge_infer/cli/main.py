@@ -11,7 +11,9 @@ from edge_infer.cli import (
     bench,
     convert,
     demo,
+    dequantize,
     device,
+    fidelity,
     grid,
     inspect,
     report,
@@ -61,5 +63,7 @@ for name, function in (
     ("report", report.report),
     ("device", device.device),
     ("synth", synth.synth),
+    ("dequantize", dequantize.dequantize),
+    ("fidelity", fidelity.fidelity),
 ):
     app.command(name)(function)

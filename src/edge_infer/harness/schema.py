@@ -15,6 +15,7 @@ from pydantic import Field, model_validator
 
 from edge_infer.harness import stats
 from edge_infer.harness.record import Bytes, Failure, Record, Scalar
+from edge_infer.harness.schema_fidelity import Fidelity
 from edge_infer.harness.schema_grid import LEAST_PASSES, GridRun, Interval, ProbeResult, Status
 from edge_infer.harness.schema_load import LoadRun
 
@@ -260,6 +261,7 @@ class Arm(Record):
     agent: AgentResults | None = None
     load: LoadRun | None = None
     metrics: list[Metric] = []
+    fidelity: Fidelity | None = None
     failures: list[Failure] = []
     status: Status = "result"
     """"void": a probe or an expectation failed. "not a result": too few good passes."""
