@@ -33,9 +33,12 @@ def server(tiny_model: Path) -> Iterator[RunningServer]:
 
 @pytest.fixture
 def start_server(tiny_model: Path) -> Callable[..., Any]:
-    """``with start_server(config, **options) as server``: one with settings of its own."""
+    """``with start_server(config, **options) as server``: one with settings of its own, or another
+    ``model``."""
 
-    def start(config: ServerConfig | None = None, **options: Any) -> Any:
-        return running(tiny_model, config, **options)
+    def start(
+        config: ServerConfig | None = None, *, model: Path = tiny_model, **options: Any
+    ) -> Any:
+        return running(model, config, **options)
 
     return start

@@ -8,12 +8,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import byte_model
 import pytest
 
 pytest.importorskip("playwright.sync_api", reason="extra [test] is not installed")
 
 from playwright import sync_api
 
+from edge_infer.checkpoint.convert import convert
 from edge_infer.engine.scheduler import Scheduler
 from edge_infer.server.config import ServerConfig
 
@@ -174,6 +176,7 @@ def test_the_page_fits_and_shows_the_machine(server, open_page, name, options) -
         assert not page.get_by_role("complementary").is_visible()
         panel.click()
     page.get_by_label("Max tokens").fill("40")
+    page.get_by_label("Seed").fill("1")
     if name == "phone":
         panel.click()
     say(page, "Hello")
@@ -204,6 +207,24 @@ def test_a_server_with_keys_is_asked_with_one(start_server, open_page) -> None:
         say(page, "Hello")
         settle(page)
         expect(answers(page).locator("footer")).to_contain_text("8 generated")
+
+
+def test_a_base_model_continues_the_text(start_server, tmp_path, open_page) -> None:
+    folder = byte_model.write_model(tmp_path / "hf")
+    config = folder / "tokenizer_config.json"
+    without = {k: v for k, v in json.loads(config.read_text()).items() if k != "chat_template"}
+    config.write_text(json.dumps(without))
+    base = convert(folder, tmp_path / "base", bits=4)
+    with start_server(model=base) as server:
+        page = open_page(server.url)
+        expect(page.get_by_role("alert")).to_contain_text("no chat template")
+        expect(page.get_by_label("System prompt")).to_be_disabled()
+        page.get_by_label("Max tokens").fill("12")
+        with page.expect_request("**/v1/completions") as sent:
+            say(page, "The sea")
+        assert json.loads(sent.value.post_data)["prompt"] == "The sea"
+        settle(page)
+        expect(answers(page).locator("footer")).to_contain_text("12 generated")
 
 
 def test_settings_out_of_range_are_named(server, open_page) -> None:

@@ -10,11 +10,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import httpx
 import pytest
+from child_server import serving
 from typer.testing import CliRunner
 
 from edge_infer.cli.main import app
@@ -24,26 +24,6 @@ from edge_infer.server import process
 from edge_infer.server.config import ServerConfig
 
 LONG = {"prompt": "x", "max_tokens": 450, "ignore_eos": True, "stream": True}
-
-
-@contextmanager
-def serving(model, *options: str, **popen) -> Iterator[tuple[subprocess.Popen, str]]:
-    """A process that serves, and its URL."""
-    command = [sys.executable, "-m", "edge_infer.cli", "serve", str(model), "--port", "0"]
-    popen.setdefault("stderr", subprocess.PIPE)
-    child = subprocess.Popen(
-        [*command, "--json", "--threads", "1", *options], stdout=subprocess.PIPE, text=True, **popen
-    )
-    try:
-        text = ""
-        while not text.endswith("}\n"):
-            line = child.stdout.readline()
-            assert line, child.stderr.read() if child.stderr else "no start"
-            text += line
-        yield child, json.loads(text)["url"]
-    finally:
-        child.kill()
-        child.communicate()
 
 
 def test_it_serves_and_stops_at_sigterm(tiny_model) -> None:
