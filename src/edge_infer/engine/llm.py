@@ -49,9 +49,11 @@ class LLM:
     bounded by free memory. ``kv_cache_dtype``: f16, bf16, or int8 with a scale per token and
     head, at half the memory. ``weights``: mapped, resident or locked. ``enable_prefix_caching``:
     prompts that begin alike are computed once; ``prefix_cache_memory_bytes``: how much of the KV
-    pool may stay filled for that while nothing uses it, default half of the pool. ``progress``:
-    called with bytes done and bytes in all while the model is converted. ``load_seconds``: what
-    opening took after that; the tokenizer loads at first need.
+    pool may stay filled for that while nothing uses it, default half of the pool.
+    ``speculative``: None, or ngram to guess tokens from earlier ones and verify several in a step;
+    tokens stay the same, and text that repeats its prompt comes faster. ``progress``: called with
+    bytes done and bytes in all while the model is converted. ``load_seconds``: what opening took
+    after that; the tokenizer loads at first need.
 
     Raises an EdgeInferError when the model cannot run.
 
@@ -71,6 +73,7 @@ class LLM:
         max_num_seqs: int = 8,
         enable_prefix_caching: bool = True,
         prefix_cache_memory_bytes: int | None = None,
+        speculative: str | None = None,
         chat_template: str | Path | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
@@ -86,6 +89,7 @@ class LLM:
             max_num_seqs=max_num_seqs,
             enable_prefix_caching=enable_prefix_caching,
             prefix_cache_memory_bytes=prefix_cache_memory_bytes,
+            speculative=speculative,
         )
         self.path = resolve(model, progress=progress)
         started = time.perf_counter()

@@ -19,6 +19,7 @@ from edge_infer.engine.outputs import (
 )
 from edge_infer.engine.params import SamplingParams
 from edge_infer.engine.prefix_cache import BlockChain
+from edge_infer.engine.speculative import NgramProposer
 from edge_infer.errors import ConfigError, EdgeInferError
 
 _SEEDS = 1 << 64
@@ -75,6 +76,7 @@ class Request:
         self.cached_tokens = 0  # of the prompt: found in the pool when it was first admitted
         self.blocks: SequenceBlocks | None = None
         self.chain = BlockChain(self.prompt_length)
+        self.proposer: NgramProposer | None = None  # with speculation
         self.leader: Request | None = None  # whose prompt this one waits for, to share its blocks
         self.order = 0  # of arrival at the scheduler
         self.max_tokens = max_tokens

@@ -25,6 +25,8 @@ from edge_infer.models.builder import ProgramBuilder
 from edge_infer.models.config import DecoderConfig
 from edge_infer.models.weights import Weights
 
+DRAFT_ROWS = 8  # of one step with speculation, over all its sequences
+
 
 @dataclass(frozen=True)
 class RunnerOptions:
@@ -41,6 +43,7 @@ class RunnerOptions:
     max_num_seqs: int = 8
     enable_prefix_caching: bool = True
     prefix_cache_memory_bytes: int | None = None  # None: half of the pool
+    speculative: str | None = None  # ngram: guesses by prompt lookup, verified in the next step
     all_outputs: bool = False  # logits for every row of a chunk: for perplexity and tests
 
     def __post_init__(self) -> None:
@@ -48,6 +51,10 @@ class RunnerOptions:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
                 raise ConfigError(f"{name} = {value!r}; an integer of {low} to {high} is needed.")
+        if self.speculative not in (None, "ngram"):
+            raise ConfigError(
+                f"speculative = {self.speculative!r}; None or 'ngram' is needed.",
+            )
         budget = self.kv_cache_memory_bytes
         if budget is not None and (not isinstance(budget, int) or budget < 1):
             raise ConfigError(f"kv_cache_memory_bytes = {budget!r}; a positive integer is needed.")
@@ -66,7 +73,8 @@ class RunnerOptions:
 @dataclass(frozen=True)
 class Piece:
     """Rows of one sequence in a step: tokens [start, start + count) of ``tokens``; those before
-    ``prompt`` have prefill numerics, the others decode numerics."""
+    ``prompt`` have prefill numerics, the others decode numerics. Outputs: of the last row if
+    ``wants_output``, of each if ``every_output``."""
 
     tokens: Sequence[int]
     start: int
@@ -92,7 +100,7 @@ class ModelRunner:
         self.weight_bytes = sum(f.stat().st_size for f in self.checkpoint.files)
         self._free = self._free_beside_weights()
         self.weights = Weights(self.checkpoint, options.weights)
-        outputs = options.max_num_seqs
+        outputs = options.max_num_seqs + (DRAFT_ROWS if options.speculative else 0)
         self.builder = ProgramBuilder(
             max_rows=max(options.chunk_size, options.max_num_seqs),
             max_outputs=max(outputs, options.chunk_size) if options.all_outputs else outputs,

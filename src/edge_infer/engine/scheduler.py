@@ -10,19 +10,23 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edge_infer.engine.kv_blocks import SequenceBlocks
 from edge_infer.engine.request import Request
-from edge_infer.engine.runner import ModelRunner, Piece
+from edge_infer.engine.runner import DRAFT_ROWS, ModelRunner, Piece
+from edge_infer.engine.speculative import NgramProposer
 from edge_infer.errors import EdgeInferError, ExecutionError
 
 
 @dataclass(frozen=True)
 class _Share:
+    """Rows of a request in the next step: ``count`` tokens that it has, then a guess."""
+
     request: Request
     count: int
+    guess: list[int] = field(default_factory=list)
 
 
 @dataclass
@@ -35,6 +39,8 @@ class Counters:
     cached_tokens: int = 0  # of those: found in the pool
     generated_tokens: int = 0
     preemptions: int = 0
+    guessed_tokens: int = 0  # by speculation
+    accepted_tokens: int = 0  # of those
 
 
 class Scheduler:
@@ -86,20 +92,37 @@ class Scheduler:
         self.counters.steps += 1
         now = time.perf_counter()
         logits = self.runner.output("logits")
-        rows = {piece: row for row, (piece, _) in enumerate(self.runner.output_order())}
+        rows: dict[int, list[int]] = {}
+        for row, (piece, _) in enumerate(self.runner.output_order()):
+            rows.setdefault(piece, []).append(row)
         touched = []
         for i, share in enumerate(shares):
             r = share.request
             r.computed += share.count
+            if i in rows:
+                r.computed += self._take_all(share, [logits[row] for row in rows[i]], now)
+                touched.append(r)
             assert r.blocks is not None
             self.runner.blocks.commit(r.blocks, r.chain, r.tokens, r.computed)
             self.runner.blocks.drop_unseen(r.blocks, r.computed)
-            if i in rows:
-                self._take(r, logits[rows[i]], now)
-                touched.append(r)
-                if r.finished:
-                    self._leave(r)
+            if r.finished:
+                self._leave(r)
         return touched
+
+    def _take_all(self, share: _Share, logits: list[Any], now: float) -> int:
+        """Gives a request the tokens after its last one, as far as its guess was right, from
+        ``logits`` ([vocab] for each). Returns how much of the guess was."""
+        r, right = share.request, 0
+        for row, guess in zip(logits, [*share.guess, None], strict=True):
+            self._take(r, row, now)
+            if r.finished or r.tokens[-1] != guess:
+                break
+            right += 1
+        if share.guess and r.proposer is not None:
+            r.proposer.learn(len(share.guess), right)
+            self.counters.guessed_tokens += len(share.guess)
+            self.counters.accepted_tokens += right
+        return right
 
     def _take(self, request: Request, logits: Any, now: float) -> None:
         """Gives a request its next token. Trouble of its own (no token allowed, a constraint that
@@ -116,7 +139,10 @@ class Scheduler:
         r = share.request
         assert r.blocks is not None
         last = r.computed + share.count == len(r.tokens)
-        return Piece(r.tokens, r.computed, share.count, r.prompt_length, r.blocks, last)
+        tokens, count = r.tokens, share.count
+        if share.guess:
+            tokens, count = tokens + share.guess, count + len(share.guess)
+        return Piece(tokens, r.computed, count, r.prompt_length, r.blocks, last, bool(share.guess))
 
     def _compose(self) -> list[_Share]:
         """Shares of the next step, with their blocks reserved. When the pool is full the youngest
@@ -132,7 +158,29 @@ class Scheduler:
         for r, count in zip(prompts, counts, strict=True):
             if count and r in self.running and self._reserve(r, r.computed + count):
                 shares.append(_Share(r, count))
-        return [s for s in shares if s.request in self.running]
+        shares = [s for s in shares if s.request in self.running]
+        if self.runner.options.speculative:
+            shares = self._speculate(shares)
+        return shares
+
+    def _speculate(self, shares: list[_Share]) -> list[_Share]:
+        """Adds guesses to the requests that decode, in rows and blocks that nobody needs."""
+        room = self.runner.builder.max_rows - sum(s.count for s in shares)
+        room = min(room, DRAFT_ROWS)
+        out = []
+        for s in shares:
+            r, guess = s.request, []
+            if r.computed >= r.prompt_length and r.left == 1:
+                r.proposer = r.proposer or NgramProposer()
+                # The step gives one token more than was guessed.
+                left = r.max_tokens - (len(r.tokens) - r.prompt_length) - 1
+                guess = r.proposer.propose(r.tokens, min(room, left))
+                end = r.computed + 1 + len(guess)
+                if guess and (r.blocks is None or not self.runner.blocks.reserve(r.blocks, end)):
+                    guess = []
+            room -= len(guess)
+            out.append(_Share(r, s.count, guess))
+        return out
 
     def _admit(self) -> None:
         """Lets waiting requests run, oldest first, while there are places and the pool has room for

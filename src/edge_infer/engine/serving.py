@@ -39,8 +39,9 @@ class EngineStats:
 
     ``waiting`` and ``running`` count choices. KV blocks and bytes are those that running choices
     hold, those that the prefix cache keeps filled beside them, and those of the whole pool.
-    ``cached_tokens_total``: prompt tokens that were found in the pool. ``idle_seconds``: since the
-    last work, 0 while there is some.
+    ``cached_tokens_total``: prompt tokens that were found in the pool. Guessed and
+    accepted tokens are those of speculation. ``idle_seconds``: since the last work, 0 while there
+    is some.
     """
 
     waiting: int
@@ -55,6 +56,8 @@ class EngineStats:
     cached_tokens_total: int
     generated_tokens_total: int
     preemptions_total: int
+    guessed_tokens_total: int
+    accepted_tokens_total: int
     steps_total: int
     cancelled_total: int
     suspended: bool
@@ -177,6 +180,8 @@ class ServingEngine:
             cached_tokens_total=counters.cached_tokens,
             generated_tokens_total=counters.generated_tokens,
             preemptions_total=counters.preemptions,
+            guessed_tokens_total=counters.guessed_tokens,
+            accepted_tokens_total=counters.accepted_tokens,
             steps_total=counters.steps,
             cancelled_total=self._cancelled,
             suspended=self.llm.suspended,
