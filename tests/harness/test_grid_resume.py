@@ -58,9 +58,8 @@ def running(pid: int) -> bool:
     return stat.rpartition(")")[2].split()[0] not in "ZX"
 
 
-@pytest.fixture
-def killed(tmp_path: Path) -> tuple[Path, Path]:
-    """(spec, output) of a grid that SIGKILL ended in its fifth run."""
+def stop_in_a_run(tmp_path: Path, sign: signal.Signals) -> tuple[Path, Path, int]:
+    """(spec, output, exit status) of a grid that a signal ended in its fifth run or later."""
     document = spec(counted(tmp_path), warmup=1).model_dump(by_alias=True, exclude_unset=True)
     file, output = tmp_path / "spec.yaml", tmp_path / "out.json"
     file.write_text(yaml.safe_dump(document))
@@ -70,10 +69,10 @@ def killed(tmp_path: Path) -> tuple[Path, Path]:
         (tmp_path / "hold").touch()
         seen = len(ran(tmp_path))
         until(lambda: len(ran(tmp_path)) > seen or grid.poll() is not None)
-        grid.send_signal(signal.SIGKILL)
-        grid.wait()
+        grid.send_signal(sign)
+        grid.wait(60)
     assert not output.exists() and journal_path(output).exists()
-    return file, output
+    return file, output, grid.returncode
 
 
 @pytest.fixture
@@ -94,8 +93,8 @@ def read(path: Path) -> GridSpec:
     return GridSpec.model_validate(yaml.safe_load(path.read_text()))
 
 
-def test_killed_grid_goes_on_where_it_was(killed: tuple[Path, Path], tmp_path: Path) -> None:
-    file, output = killed
+def test_killed_grid_goes_on_where_it_was(tmp_path: Path) -> None:
+    file, output, _ = stop_in_a_run(tmp_path, signal.SIGKILL)
     finished = [
         (line["run"]["arm"], line["run"]["index"], line["run"]["warmup"])
         for line in map(json.loads, journal_path(output).read_text().splitlines())
@@ -121,6 +120,15 @@ def test_killed_grid_goes_on_where_it_was(killed: tuple[Path, Path], tmp_path: P
     assert all(len(a.metrics[0].samples) == 3 for a in artifact.arms)
     assert len(artifact.grid.sessions) == 2
     assert not journal_path(output).exists()
+
+
+def test_grid_that_is_asked_to_end_takes_its_arm_along(tmp_path: Path) -> None:
+    file, output, status = stop_in_a_run(tmp_path, signal.SIGTERM)
+    assert status == 128 + signal.SIGTERM
+    assert not running(ran(tmp_path)[-1][1])
+    (tmp_path / "hold").unlink()
+    found = run_grid(read(file), output, resume=True)
+    assert all(a.status == "result" for a in found.arms)
 
 
 def test_line_that_the_kill_cut_in_two_is_dropped(interrupted: tuple[GridSpec, Path]) -> None:

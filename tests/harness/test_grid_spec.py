@@ -15,6 +15,7 @@ from edge_infer.harness.grid.readers import Output, hold, read_number, read_valu
 from edge_infer.harness.grid.run import schedule
 from edge_infer.harness.grid.spec import MetricSpec, Probe, Reading, read_spec
 
+GRIDS = Path(__file__).resolve().parents[2] / "benchmarks/grids"
 SPEC = """
 name: chunks
 arms:
@@ -74,6 +75,12 @@ def test_senseless_specs_are_refused(text: str, complaint: str, tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"spec\.yaml") as caught:
         read_spec(file)
     assert complaint in caught.value.message
+
+
+@pytest.mark.parametrize("path", sorted(GRIDS.glob("*.yaml")), ids=lambda p: p.name)
+def test_committed_specs_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MODEL", "a folder")
+    assert len(read_spec(path).arms) >= 2
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ def _finish(artifact: Artifact, output: Path | None, as_json: bool) -> None:
     if as_json:
         print_json(artifact)
     else:
+        from edge_infer.harness.comparison import ranking
+
         for arm in artifact.arms:
             _print_arm(arm)
         for found in artifact.comparisons:
@@ -77,7 +79,7 @@ def _finish(artifact: Artifact, output: Path | None, as_json: bool) -> None:
             print(
                 f"{found.metric}: {found.arm} / {found.baseline} = {ratio.median:.2f}"
                 f" ({ratio.min:.2f} to {ratio.max:.2f} over {len(ratio.samples)} passes):"
-                f" {found.verdict}"
+                f" {ranking(found)}"
             )
         load = artifact.provenance.machine.load
         if load.busy + load.steal > BUSY:

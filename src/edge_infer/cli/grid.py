@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -55,6 +57,21 @@ def _progress() -> Iterator[Callable[[Step], None]]:
         yield update
 
 
+@contextlib.contextmanager
+def _ending_in_order() -> Iterator[None]:
+    """A grid that is asked to end takes its running arm along; the journal stays."""
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        raise SystemExit(128 + number)
+
+    before = {n: signal.signal(n, end) for n in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def _number(value: float, unit: str) -> str:
     return megabytes(value) if unit == "bytes" else f"{value:.4g}"
 
@@ -77,6 +94,8 @@ def _print_arm(arm: Arm, contended: int) -> None:
 
 
 def _print(artifact: Artifact) -> None:
+    from edge_infer.harness.comparison import ranking
+
     passes = artifact.grid.passes if artifact.grid is not None else []
     for arm in artifact.arms:
         contended = [
@@ -91,10 +110,8 @@ def _print(artifact: Artifact) -> None:
     for found in artifact.comparisons:
         ratio, interval = found.ratio, found.interval
         between = "" if interval is None else f" ({interval.low:.3f} to {interval.high:.3f})"
-        shown = "NOT A RANKING" if found.verdict == "inside the spread" else found.verdict
-        print(
-            f"{found.metric}: {found.arm} / {found.baseline} = {ratio.median:.3f}{between}: {shown}"
-        )
+        names = f"{found.metric}: {found.arm} / {found.baseline}"
+        print(f"{names} = {ratio.median:.3f}{between}: {ranking(found)}")
     for failure in artifact.failures:
         print(f"{failure.message} [{failure.code}]")
 
@@ -125,7 +142,7 @@ def grid(
     expected = None if check is None else read_expected(check)
     output = output or Path(f"{document.name}-grid.json")
     words = ["edge-infer", "grid", str(spec), "--output", str(output)]
-    with _progress() as progress:
+    with _ending_in_order(), _progress() as progress:
         artifact = run_grid(
             document, output, resume=resume, wait=wait, progress=progress, command=words
         )

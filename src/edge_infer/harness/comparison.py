@@ -35,6 +35,11 @@ def verdict(ratio: Metric) -> Literal["better", "worse", "inside the spread"]:
     return "better" if higher == (ratio.better == "higher") else "worse"
 
 
+def ranking(found: Comparison) -> str:
+    """The verdict as people are to read it."""
+    return "NOT A RANKING" if found.verdict == "inside the spread" else found.verdict
+
+
 def compare_samples(
     metric: Metric, arm: str, baseline: str, ours: Sequence[float], theirs: Sequence[float]
 ) -> Comparison | None:

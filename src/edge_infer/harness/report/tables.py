@@ -6,13 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_infer.harness.comparison import median_interval
+from edge_infer.harness.comparison import median_interval, ranking
 from edge_infer.harness.record import Record
 from edge_infer.harness.report.figures import digits, figure, interval_figure, metric_figure
-from edge_infer.harness.schema import Arm, Artifact, Comparison
+from edge_infer.harness.schema import Arm, Artifact
 from edge_infer.harness.schema_load import Distribution
-
-NO_RANKING = "NOT A RANKING"
 
 
 @dataclass(frozen=True)
@@ -41,11 +39,6 @@ def metrics(artifact: Artifact) -> Table | None:
         rows.append([name, *("" if cell is None else metric_figure(cell) for cell in cells)])
     notes = [f"{a.name}: {a.status}: {a.status_reason}" for a in artifact.arms if a.status_reason]
     return Table("metrics", ["", *(arm_title(a) for a in artifact.arms)], rows, notes)
-
-
-def ranking(found: Comparison) -> str:
-    """The verdict in words."""
-    return NO_RANKING if found.verdict == "inside the spread" else found.verdict
 
 
 def comparisons(artifact: Artifact) -> Table | None:
