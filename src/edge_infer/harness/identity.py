@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
+from edge_infer.errors import EdgeInferError
 from edge_infer.harness.provenance import file_identity
 from edge_infer.harness.schema import CheckpointIdentity, TensorFormat, TensorGroup
 
@@ -69,3 +70,11 @@ def _ranges(numbers: Iterable[int]) -> str:
         else:
             runs.append([n, n])
     return ",".join(f"{a}" if a == b else f"{a}-{b}" for a, b in runs)
+
+
+def peer_identity(path: Path) -> CheckpointIdentity:
+    """Identity of a peer's model: only its files where the format is the peer's own."""
+    try:
+        return checkpoint_identity(path)
+    except EdgeInferError:
+        return file_identity(path)

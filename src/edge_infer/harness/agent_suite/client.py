@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_infer.errors import ConfigError, UnsupportedError
 from edge_infer.harness.agent_suite.episode import Reply, RequestFailure, ToolCall
+from edge_infer.harness.agent_suite.failures import End
 
 REPLY_LIMIT = 4 << 20
 """Bytes of one reply."""
@@ -79,8 +80,8 @@ class HttpAgent:
         status, text = self._post(json.dumps(body).encode("ascii"))
         if status != 200:
             said = text[:300].decode("utf-8", "replace")
-            end = "refused" if 400 <= status < 500 else "server error"
-            raise RequestFailure(end, f"HTTP {status}: {said}")  # type: ignore[arg-type]
+            end: End = "refused" if 400 <= status < 500 else "server error"
+            raise RequestFailure(end, f"HTTP {status}: {said}")
         try:
             return parse_reply(json.loads(text))
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:

@@ -15,16 +15,8 @@ from edge_infer.harness.agent_suite.episode import Agent, Limits, Outcome, run_e
 from edge_infer.harness.agent_suite.tasks import VARIANTS, Task, Variant, select, start
 from edge_infer.harness.bench import now
 from edge_infer.harness.provenance import portable, provenance
-from edge_infer.harness.schema import (
-    AgentEpisode,
-    AgentResults,
-    Arm,
-    Artifact,
-    EngineBuild,
-    Failure,
-    Metric,
-    Scalar,
-)
+from edge_infer.harness.schema import Arm, Artifact, EngineBuild, Failure, Metric, Scalar
+from edge_infer.harness.schema_agent import AgentEpisode, AgentResults
 
 GIVE_UP = 3
 """Episodes in a row without any reply after which the rest is not tried."""

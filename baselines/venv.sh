@@ -1,0 +1,23 @@
+# Sourced by the peers' build.sh: makes build/venv beside the script from its requirements.txt.
+# PYTHON: the interpreter. TORCH_CPU_INDEX: where the CPU build of torch is looked for if the
+# configured indexes do not have it.
+set -euo pipefail
+
+here=$(cd "$(dirname "${BASH_SOURCE[1]}")" && pwd)
+venv=$here/build/venv
+stamp=$venv/.requirements
+
+make_venv() {
+  if cmp -s "$here/requirements.txt" "$stamp"; then
+    echo "$venv is there already"
+    return
+  fi
+  rm -rf "$venv"
+  mkdir -p "$here/build"
+  "${PYTHON:-python3}" -m venv "$venv"
+  "$venv/bin/python" -m pip install -q -r "$here/requirements.txt" ||
+    "$venv/bin/python" -m pip install -q -r "$here/requirements.txt" \
+      --extra-index-url "${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}"
+  cp "$here/requirements.txt" "$stamp"
+  echo "$venv is ready"
+}

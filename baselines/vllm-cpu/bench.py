@@ -1,0 +1,72 @@
+"""Measures vLLM on the CPU, in bf16 from the Hugging Face folder itself; see ../measure.py.
+
+--eager turns compilation off.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from measure import Timing, arguments, length, measure
+
+
+class Vllm:
+    def __init__(self, model: str, positions: int, sequences: int, eager: bool) -> None:
+        from vllm import LLM
+
+        self._llm = LLM(
+            model,
+            dtype="bfloat16",
+            enforce_eager=eager,
+            max_model_len=positions,
+            max_num_seqs=sequences,
+            enable_prefix_caching=False,
+            skip_tokenizer_init=True,
+            disable_log_stats=False,  # the times of tokens come with them
+        )
+        self.vocabulary = int(self._llm.model_config.get_vocab_size())
+        self.settings: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "enforce_eager": eager,
+            "kv_cache_gb": os.environ["VLLM_CPU_KVCACHE_SPACE"],
+            "threads_bind": os.environ["VLLM_CPU_OMP_THREADS_BIND"],
+        }
+
+    def run(self, prompts: list[list[int]], tokens: int) -> Timing:
+        from vllm import SamplingParams
+
+        params = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
+        inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        if any(len(output.outputs[0].token_ids) != tokens for output in outputs):
+            raise SystemExit(f"Not every sequence has {tokens} tokens.")
+        times = [output.metrics for output in outputs]
+        first = max(t.first_token_ts for t in times)
+        return Timing(
+            prefill=first - min(t.scheduled_ts for t in times),
+            decode=max(t.last_token_ts for t in times) - first,
+        )
+
+
+def main() -> None:
+    parser = arguments(__doc__.partition("\n")[0])
+    parser.add_argument("--eager", action="store_true")
+    options = parser.parse_args()
+    cpus = sorted(os.sched_getaffinity(0))[: options.threads]
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cpus)))
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    versions = {name: version(name) for name in ("vllm-cpu", "torch")}
+    engine = Vllm(options.model, length(options), options.sequences, options.eager)
+    measure(options, engine, versions)
+
+
+if __name__ == "__main__":
+    main()
