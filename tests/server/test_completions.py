@@ -133,3 +133,16 @@ def test_tokenizing_and_back(server) -> None:
     assert answer["token_strs"][-1] == "<turn>"
     assert server.post("/detokenize", tokens=answer["tokens"]).json()["prompt"] == text
     assert server.post("/tokenize").json()["error"]["param"] == "prompt"
+
+
+def test_speculation_changes_no_token(server, start_server) -> None:
+    prompt = "one two three one two three one two"
+    with start_server(speculative="ngram") as guessing:
+        for body in ({"temperature": 0}, {"logprobs": 2}):
+            want = complete(server, prompt, max_tokens=60, **body).json()["choices"]
+            assert complete(guessing, prompt, max_tokens=60, **body).json()["choices"] == want
+        metrics = guessing.http.get("/metrics").text
+        guessed = next(
+            line for line in metrics.splitlines() if line.startswith("edge_infer_guessed")
+        )
+        assert float(guessed.split()[1]) > 0

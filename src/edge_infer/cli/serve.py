@@ -40,6 +40,9 @@ def serve(
     threads: Annotated[int | None, typer.Option(help="Default: one per usable core.")] = None,
     weights: Annotated[str, typer.Option(help="mapped, resident or locked.")] = "mapped",
     kv_cache_dtype: Annotated[str, typer.Option(help="f16, bf16 or int8.")] = "f16",
+    speculative: Annotated[
+        str | None, typer.Option(help="ngram: guess tokens from earlier text; the same output.")
+    ] = None,
     idle_unload: Annotated[
         str | None, typer.Option(help="Unload the model after such a time of no use, like 10m.")
     ] = None,
@@ -93,6 +96,7 @@ def serve(
         "max_num_seqs": max_num_seqs,
         "kv_cache_memory_bytes": memory,
         "kv_cache_dtype": kv_cache_dtype,
+        "speculative": speculative,
         "threads": threads,
         "weights": weights,
     }

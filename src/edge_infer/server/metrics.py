@@ -36,6 +36,8 @@ _STATS = {
     ),
     "generated_tokens_total": ("generated_tokens", "counter", "Tokens generated."),
     "preemptions_total": ("preemptions", "counter", "Sequences preempted."),
+    "guessed_tokens_total": ("guessed_tokens", "counter", "Tokens guessed by speculation."),
+    "accepted_tokens_total": ("accepted_tokens", "counter", "Guesses that proved right."),
     "steps_total": ("steps", "counter", "Steps of the engine."),
     "cancelled_total": ("cancelled", "counter", "Sequences cancelled."),
 }
@@ -57,7 +59,9 @@ class Metrics:
         self._ttft = self._histogram(
             "time_to_first_token_seconds", "Request to first token.", _TTFT
         )
-        self._gap = self._histogram("inter_token_seconds", "Between tokens of a choice.", _GAP)
+        self._gap = self._histogram(
+            "inter_token_seconds", "Between tokens of a choice; those of one step count once.", _GAP
+        )
         self._whole = self._histogram("generation_seconds", "Request to last token.", _E2E)
 
     def _histogram(self, name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
