@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -97,6 +98,10 @@ def test_embeddings_beside_generations(model, engine, llm) -> None:
     per_block = llm.runner.plan.bytes // sum(llm.runner.plan.blocks)
     small = ServingEngine(LLM(model, kv_cache_memory_bytes=per_block * 34, max_num_seqs=2))
     small.start()
+
+    # Two callers beside the service, which would each hold a part of what both need.
+    with ThreadPoolExecutor(2) as pool:
+        assert len(list(pool.map(small.llm.embed, [[[7] * 400]] * 4))) == 4
 
     async def tight() -> None:
         long = SamplingParams(temperature=0, max_tokens=100, ignore_eos=True)

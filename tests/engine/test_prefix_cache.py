@@ -64,6 +64,19 @@ def test_generated_tokens_are_not_taken_for_a_prompt(llm, cold) -> None:
     assert again.cached_tokens == (len(prompt) - 1) // BLOCK * BLOCK and same(again, want)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "int8"])
+def test_other_kinds_of_keys_and_values(model, dtype) -> None:
+    rng = random.Random(9)
+    warm, cold = (
+        LLM(model, threads=2, kv_cache_dtype=dtype, enable_prefix_caching=on)
+        for on in (True, False)
+    )
+    prompt = tokens(rng, 150)
+    for more in (0, 10, 40):
+        (got,), (want,) = (e.generate([prompt + [5] * more], PARAMS) for e in (warm, cold))
+        assert same(got, want) and got.cached_tokens == (4 * BLOCK if more else 0)
+
+
 def test_the_last_prompt_token_is_always_computed(llm, cold) -> None:
     prompt = tokens(random.Random(2), 4 * BLOCK)
     (want,) = cold.generate([prompt], PARAMS)

@@ -259,6 +259,46 @@ def test_a_failing_step_ends_its_requests_with_the_error(llm, engine, monkeypatc
     asyncio.run(main())
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_dead_engine(model, monkeypatch) -> None:
+    llm = LLM(model, threads=2)
+    engine = ServingEngine(llm)
+    engine.start()
+
+    async def main() -> None:
+        other = engine.generate("x", SamplingParams(temperature=0, max_tokens=400))
+        await anext(other)
+        victim = engine.generate("y", GREEDY)
+        await anext(victim)
+
+        def broken(request: object) -> None:
+            raise MemoryError("broken")
+
+        monkeypatch.setattr(llm.scheduler, "abort", broken)
+        victim.cancel()
+        assert (await read(other))[-1].finish_reason == "error"
+        assert other.error is not None and "MemoryError" in other.error.message
+        with pytest.raises(EngineStoppedError):
+            engine.generate("x", GREEDY)
+        await engine.aclose()
+
+    asyncio.run(main())
+
+
+def test_a_preempted_request_keeps_its_constraint(llm, engine) -> None:
+    params = SamplingParams(temperature=1.0, max_tokens=20)
+    letters = Letters("abcdefghij")
+    (request,) = llm.new_requests([1] * 40, params, lambda: letters)
+    llm.scheduler.add(request)
+    while len(request.generated) < 5:
+        llm.scheduler.step()
+    llm.scheduler._preempt(request)
+    while llm.scheduler.busy:
+        llm.scheduler.step()
+    assert request.completion().text == "abcdefghij" and request.finish_reason == "stop"
+    assert letters.seen == request.generated and request.metrics.preemptions == 1
+
+
 def test_closing_drains_then_aborts(llm) -> None:
     async def main(drain: float) -> list[str | None]:
         engine = ServingEngine(llm)

@@ -96,6 +96,7 @@ class LLM:
         self.tokenizer = Tokenizer.from_folder(self.path)
         self.lock = threading.RLock()  # one step at a time; calls beside each other share steps
         self.counters = Counters()
+        self._embedding: EmbeddingJob | None = None
         self._loaded: tuple[ModelRunner, Scheduler] | None = None
         runner = self.runner
         self.vocab_size = runner.vocab_size
@@ -250,10 +251,10 @@ class LLM:
         try:
             while not job.finished:
                 with self.lock:
-                    job.step(self.runner)
+                    self.step_embedding(job)
         finally:
             with self.lock:
-                job.close()
+                self.end_embedding(job)
         return job.vectors
 
     def embedding_job(self, prompts: Sequence[Prompt], pooling: str) -> EmbeddingJob:
@@ -268,6 +269,19 @@ class LLM:
                 )
             self.kv_plan.check_possible(len(ids))
         return EmbeddingJob(tokens, pooling)
+
+    def step_embedding(self, job: EmbeddingJob) -> None:
+        """One chunk, unless another job is at work: two that each hold a part of the pool could
+        wait for each other for ever. The caller holds ``lock``."""
+        self._embedding = self._embedding or job
+        if self._embedding is job:
+            job.step(self.runner)
+
+    def end_embedding(self, job: EmbeddingJob) -> None:
+        """Gives back what a job holds, finished or not. The caller holds ``lock``."""
+        job.close()
+        if self._embedding is job:
+            self._embedding = None
 
     def _run(self, requests: list[Request]) -> None:
         try:

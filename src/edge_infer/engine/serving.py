@@ -243,6 +243,18 @@ class ServingEngine:
     # --- the stepping thread ----------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._loop()
+        except BaseException as e:  # nobody may wait for a thread that has died
+            with self._changed:
+                self._stop_at = 0.0
+            self._fail(_as_error(e))
+            self._deliver()
+            while self._embeddings:
+                self._end_embedding(_as_error(e))
+            raise
+
+    def _loop(self) -> None:
         while True:
             with self._changed:
                 while not (self._commands or self._busy() or self._stop_at is not None):
@@ -281,7 +293,7 @@ class ServingEngine:
             job, future = self._embeddings[0]
             try:
                 if not future.cancelled():
-                    job.step(self.llm.runner)
+                    self.llm.step_embedding(job)
                 if job.finished or future.cancelled():
                     self._end_embedding(None)
             except Exception as e:
@@ -289,7 +301,7 @@ class ServingEngine:
 
     def _end_embedding(self, error: EdgeInferError | None) -> None:
         job, future = self._embeddings.popleft()
-        job.close()
+        self.llm.end_embedding(job)
         self._leave(1)
         if not future.set_running_or_notify_cancel():
             return
@@ -355,10 +367,10 @@ class ServingEngine:
             self._places -= places
 
 
-def _as_error(error: Exception) -> EdgeInferError:
+def _as_error(error: BaseException) -> EdgeInferError:
     if isinstance(error, EdgeInferError):
         return error
-    return ExecutionError(f"A step failed: {type(error).__name__}: {error}.")
+    return ExecutionError(f"The engine failed: {type(error).__name__}: {error}.")
 
 
 def _deliver_all(items: list[tuple[LiveGeneration, list[Delta]]]) -> None:
