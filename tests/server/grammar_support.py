@@ -138,3 +138,9 @@ def generate(tokenizer, constraint, logits: np.ndarray, seed: int, max_tokens: i
         if constraint.finished():
             return ids, True
     return ids, False
+
+
+def may_end(tokenizer: Tokenizer, constraint) -> bool:
+    """Whether EOS may follow."""
+    eos = tokenizer.eos_token_ids[0]
+    return bool(constraint.mask()[eos // 32] >> (eos % 32) & 1)

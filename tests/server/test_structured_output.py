@@ -58,29 +58,12 @@ def test_a_cut_answer_says_so(server) -> None:
     assert answer["message"]["content"].startswith("{")
 
 
-def test_regex_choice_and_lark(server) -> None:
-    def text(**outputs) -> str:
-        return choice(server.chat(structured_outputs=outputs, max_tokens=50))["message"]["content"]
-
-    assert re.fullmatch(r"[a-f]{3}-\d", text(regex=r"[a-f]{3}-\d"))
-    assert text(choice=["yes", "no"]) in ("yes", "no")
-    assert text(grammar='start: "a" ("b" | "c")') in ("ab", "ac")
-
-
 def test_choices_of_one_request_are_independent(server) -> None:
     response = server.chat(
         structured_outputs={"regex": "[a-z]{8}"}, n=4, temperature=1.5, max_tokens=50, seed=1
     )
     texts = [c["message"]["content"] for c in response.json()["choices"]]
     assert len(set(texts)) == 4 and all(re.fullmatch("[a-z]{8}", t) for t in texts)
-
-
-@pytest.mark.parametrize("schema", [{"not": {}}, {"type": "nosuch"}, {"$ref": "#/none"}])
-def test_an_unusable_schema_is_a_400(server, schema) -> None:
-    response = server.chat(response_format=schema_format(schema))
-    assert response.status_code == 400
-    error = response.json()["error"]
-    assert error["code"] == "invalid_grammar" and error["param"] == "response_format"
 
 
 def test_streamed_text_is_the_same(server) -> None:

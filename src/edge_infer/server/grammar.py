@@ -98,10 +98,6 @@ class GrammarConstraint:
         """Whether nothing but the end may follow."""
         return bool(self._matcher.is_stopped())
 
-    def complete(self) -> bool:
-        """Whether the output may end here."""
-        return bool(self._matcher.is_accepting())
-
     def _check(self) -> None:
         if self._matcher.is_error():
             raise ExecutionError(

@@ -41,14 +41,21 @@ class ToolFormat(ABC):
         b = LarkBuilder()
         offered = list(tools.values()) if choice in ("auto", "required") else [tools[choice]]
         call = b.rule(either([self.call(b, tool) for tool in offered]))
-        first = f"{b.tag(self.opening)} {call}"
-        calls = f"{first} ({self.separator} {first})*" if parallel else first
         if choice != "auto":
-            return b.spec(calls)
+            return b.spec(self.calls(b, call, parallel))
         if text is not None:
-            return b.spec(f"{json_alternative(b, text)} | {calls}")
+            return b.spec(f"{_json_text(b, text)} | {self.calls(b, call, parallel)}")
+        return b.spec(self.text_and_calls(b, call, offered, parallel))
+
+    def calls(self, b: LarkBuilder, call: str, parallel: bool) -> str:
+        """Lark for calls alone; ``call`` is the rule of one, after the opening tag."""
+        first = f"{b.tag(self.opening)} {call}"
+        return f"{first} ({self.separator} {first})*" if parallel else first
+
+    def text_and_calls(self, b: LarkBuilder, call: str, offered: list[Tool], parallel: bool) -> str:
+        """Lark for text that may have calls in it."""
         found = f"{b.until(self.opening)} {call}"
-        return b.spec(f"({found})* ANY" if parallel else f"ANY | {found}")
+        return f"({found})* ANY" if parallel else f"ANY | {found}"
 
     @abstractmethod
     def call(self, b: LarkBuilder, tool: Tool) -> str:
@@ -64,7 +71,7 @@ class ToolFormat(ABC):
         return f"call_{uuid.uuid4().hex[:24]}"
 
 
-def json_alternative(b: LarkBuilder, text: GrammarSpec) -> str:
+def _json_text(b: LarkBuilder, text: GrammarSpec) -> str:
     if text.kind == "json_object":
         return b.json(ANY_OBJECT)
     if text.kind != "json_schema":

@@ -6,10 +6,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from edge_infer.server.grammar import GrammarSpec
 from edge_infer.server.tools.declared import Tool
-from edge_infer.server.tools.format import ToolFormat, json_alternative
-from edge_infer.server.tools.lark import LarkBuilder, either, literal
+from edge_infer.server.tools.format import ToolFormat
+from edge_infer.server.tools.lark import LarkBuilder, literal
 from edge_infer.server.tools.stream import JsonToolStream, ToolStream
 
 _HEADER = re.compile(
@@ -22,21 +21,10 @@ class Llama3(ToolFormat):
     opening = ""
     tags = ()
 
-    def grammar(
-        self,
-        tools: Mapping[str, Tool],
-        choice: str = "auto",
-        parallel: bool = True,
-        text: GrammarSpec | None = None,
-    ) -> GrammarSpec:
-        b = LarkBuilder()
-        offered = list(tools.values()) if choice in ("auto", "required") else [tools[choice]]
-        call = b.rule(either([self.call(b, tool) for tool in offered]))
-        calls = f"{call} ({literal('; ')} {call})*" if parallel else call
-        if choice != "auto":
-            return b.spec(calls)
-        if text is not None:
-            return b.spec(f"{json_alternative(b, text)} | {calls}")
+    def calls(self, b: LarkBuilder, call: str, parallel: bool) -> str:
+        return f"{call} ({literal('; ')} {call})*" if parallel else call
+
+    def text_and_calls(self, b: LarkBuilder, call: str, offered: list[Tool], parallel: bool) -> str:
         # An answer that begins as our reader expects of a call must be one.
         names = "|".join(re.escape(t.name).replace("\\-", "-") for t in offered)
         space = r"[ \n\r\t]*"
@@ -44,7 +32,7 @@ class Llama3(ToolFormat):
             ["", r"\{", '"name"', ":", f'"({names})"', ",", '"(parameters|arguments)"', ":", r"\{"]
         )
         b.terminal("PLAIN", rf"/(.|\n)*/ & ~/{head}(.|\n)*/")
-        return b.spec(f"PLAIN | {calls}")
+        return f"PLAIN | {self.calls(b, call, parallel)}"
 
     def call(self, b: LarkBuilder, tool: Tool) -> str:
         head = literal('{"name": "' + tool.name + '", "parameters": ')

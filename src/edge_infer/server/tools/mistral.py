@@ -8,10 +8,9 @@ import secrets
 import string
 from collections.abc import Mapping
 
-from edge_infer.server.grammar import GrammarSpec
 from edge_infer.server.tools.declared import Tool
-from edge_infer.server.tools.format import ToolFormat, json_alternative
-from edge_infer.server.tools.lark import LarkBuilder, either, literal
+from edge_infer.server.tools.format import ToolFormat
+from edge_infer.server.tools.lark import LarkBuilder, literal
 from edge_infer.server.tools.stream import JsonToolStream, ToolStream
 
 _ALPHABET = string.ascii_letters + string.digits
@@ -52,23 +51,15 @@ class MistralList(Mistral):
     name = "mistral-list"
     tags = ("[TOOL_CALLS]",)
 
-    def grammar(
-        self,
-        tools: Mapping[str, Tool],
-        choice: str = "auto",
-        parallel: bool = True,
-        text: GrammarSpec | None = None,
-    ) -> GrammarSpec:
-        b = LarkBuilder()
-        offered = list(tools.values()) if choice in ("auto", "required") else [tools[choice]]
-        call = b.rule(either([self.call(b, tool) for tool in offered]))
+    def calls(self, b: LarkBuilder, call: str, parallel: bool) -> str:
+        return f"{b.tag(self.opening)} {self._list(call, parallel)}"
+
+    def text_and_calls(self, b: LarkBuilder, call: str, offered: list[Tool], parallel: bool) -> str:
+        return f"ANY | {b.until(self.opening)} {self._list(call, parallel)}"
+
+    def _list(self, call: str, parallel: bool) -> str:
         more = f"({literal(', ')} {call})*" if parallel else ""
-        listed = f'" "? "[" {call} {more} "]"'
-        if choice != "auto":
-            return b.spec(f"{b.tag(self.opening)} {listed}")
-        if text is not None:
-            return b.spec(f"{json_alternative(b, text)} | {b.tag(self.opening)} {listed}")
-        return b.spec(f"ANY | {b.until(self.opening)} {listed}")
+        return f'" "? "[" {call} {more} "]"'
 
     def call(self, b: LarkBuilder, tool: Tool) -> str:
         head = literal('{"name": "' + tool.name + '", "arguments": ')
