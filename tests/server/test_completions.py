@@ -110,9 +110,11 @@ def test_what_cannot_be_honoured_is_named(server, body, param) -> None:
 
 
 def test_a_token_outside_the_vocabulary_is_refused(server) -> None:
-    answer = complete(server, [1, 259])
-    assert answer.status_code == 400
-    assert "259" in answer.json()["error"]["message"]
+    for echo in (False, True):
+        answer = complete(server, [1, 259], echo=echo)
+        assert answer.status_code == 400
+        assert "259" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["param"] == "prompt"
     assert server.post("/detokenize", tokens=[259]).status_code == 400
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
+from contextlib import AsyncExitStack
 
 import pytest
 from http_server import running
 
 from edge_infer.errors import ConfigError
-from edge_infer.server.body import parse_json, read_body
+from edge_infer.server.body import Bodies, ClientGone, parse_json
 from edge_infer.server.config import ServerConfig
 from edge_infer.server.errors import ApiError, field_name
 
@@ -133,18 +134,65 @@ def test_a_body_that_does_not_arrive_ends_with_408(start_server) -> None:
         assert time.monotonic() - start >= 0.4
 
 
-def test_a_client_that_leaves_inside_its_body_is_no_error() -> None:
-    messages = iter(
-        [{"type": "http.request", "body": b"a", "more_body": True}, {"type": "http.disconnect"}]
-    )
+def receiver(*parts: bytes, left: bool = False):
+    """An ASGI receive that gives the parts of a body; ``left``: the client then goes."""
+    messages = [{"type": "http.request", "body": p, "more_body": True} for p in parts]
+    if left:
+        messages.append({"type": "http.disconnect"})
+    else:
+        messages[-1]["more_body"] = False
 
     async def receive() -> dict:
-        return next(messages)
+        return messages.pop(0)
 
-    from edge_infer.server.body import ClientGone
+    return receive
 
-    with pytest.raises(ClientGone):
-        asyncio.run(read_body(receive, 10, 5.0))
+
+def test_a_client_that_leaves_inside_its_body_is_no_error() -> None:
+    async def main() -> None:
+        bodies = Bodies(10, 5.0)
+        with pytest.raises(ClientGone):
+            async with bodies.read(receiver(b"a", left=True)):
+                pass
+
+    asyncio.run(main())
+
+
+def test_bodies_are_bounded_together() -> None:
+    async def main() -> None:
+        bodies = Bodies(10, 5.0)
+        for _ in range(3):  # everything is given back each time
+            async with AsyncExitStack() as held:
+                for i in range(8):
+                    body = await held.enter_async_context(
+                        bodies.read(receiver(b"123456", b"%d789" % i))
+                    )
+                    assert body == b"123456%d789" % i
+                with pytest.raises(ApiError) as busy:
+                    await held.enter_async_context(bodies.read(receiver(b"1")))
+                assert busy.value.status == 503
+            with pytest.raises(ApiError, match="12 bytes"):
+                async with bodies.read(receiver(b"123456", b"123456")):
+                    pass
+
+    asyncio.run(main())
+
+
+def test_a_text_that_cannot_fit_never_reaches_the_tokenizer(server, monkeypatch) -> None:
+    def never(*_: object, **__: object) -> None:
+        raise AssertionError("the tokenizer was asked")
+
+    monkeypatch.setattr(server.context.tokenizer, "encode", never)
+    text = "x" * (512 * 256 + 1)
+    for path, body in (
+        (CHAT, {"messages": [{"role": "user", "content": text}]}),
+        ("/v1/completions", {"prompt": text}),
+        ("/v1/embeddings", {"input": text}),
+        ("/tokenize", {"prompt": text}),
+    ):
+        error = error_of(server.post(path, **body), 400)
+        assert error["code"] == "context_length_exceeded"
+        assert "512" in error["message"]
 
 
 def test_cross_origin_requests_are_off_by_default(server, guarded) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from edge_infer.server.errors import ApiError
@@ -12,49 +14,85 @@ if TYPE_CHECKING:
     from starlette.types import Receive
 
 
+#: Bodies of the largest size that may be held at once.
+BODIES_AT_ONCE = 8
+
+
 class ClientGone(Exception):
     """The connection closed before the body was complete."""
 
 
-async def read_body(receive: Receive, limit: int, seconds: float) -> bytes:
-    """The whole body.
+class Bodies:
+    """Reads the bodies of a server's requests: each of at most ``limit`` bytes, within ``seconds``,
+    and all that are held at a time of at most eight times the limit."""
 
-    Raises ApiError 413 past ``limit`` bytes (after the rest was read and dropped, so that the
-    client sees the answer), 408 when it takes longer than ``seconds``, ClientGone.
-    """
-    try:
-        return await asyncio.wait_for(_read(receive, limit), seconds)
-    except asyncio.TimeoutError:
-        raise ApiError(
-            f"The request's body did not arrive within {seconds:g} s.",
-            status=408,
-            code="request_timeout",
-        ) from None
+    def __init__(self, limit: int, seconds: float) -> None:
+        self._limit = limit
+        self._seconds = seconds
+        self._room = BODIES_AT_ONCE * limit
 
+    @asynccontextmanager
+    async def read(self, receive: Receive) -> AsyncIterator[bytes]:
+        """The whole body, held until the block ends.
 
-async def _read(receive: Receive, limit: int) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    more = True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        part = message.get("body", b"")
-        size += len(part)
-        if size <= limit:
-            parts.append(part)
-        else:
-            parts.clear()
-        more = message.get("more_body", False)
-    if size > limit:
-        raise ApiError(
-            f"The request's body has {size} bytes; at most {limit} are accepted.",
+        Raises ApiError 413 past the limit (after the rest was read and dropped, so that the client
+        sees the answer), 408 past the time, 503 when others hold too much, and ClientGone.
+        """
+        parts: list[bytes] = []
+        try:
+            try:
+                await asyncio.wait_for(self._receive(receive, parts), self._seconds)
+            except asyncio.TimeoutError:
+                raise ApiError(
+                    f"The request's body did not arrive within {self._seconds:g} s.",
+                    status=408,
+                    code="request_timeout",
+                ) from None
+            yield b"".join(parts)
+        finally:
+            self._room += sum(map(len, parts))
+
+    async def _receive(self, receive: Receive, parts: list[bytes]) -> None:
+        size = 0
+        refused: ApiError | None = None
+        more = True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            more = message.get("more_body", False)
+            size += len(part)
+            if size > self._limit:
+                refused = self._too_large(size)
+            elif len(part) > self._room:
+                refused = refused or _too_many()
+            if refused is None:
+                self._room -= len(part)
+                parts.append(part)
+            else:
+                self._room += sum(map(len, parts))
+                parts.clear()
+        if refused is not None:
+            raise refused
+
+    def _too_large(self, size: int) -> ApiError:
+        return ApiError(
+            f"The request's body has {size} bytes; at most {self._limit} are accepted.",
             status=413,
             code="body_too_large",
             remedy="Send less, or raise --body-limit.",
         )
-    return b"".join(parts)
+
+
+def _too_many() -> ApiError:
+    return ApiError(
+        "The bodies of other requests take all the memory that bodies may have.",
+        status=503,
+        code="busy",
+        remedy="Ask again later.",
+        retry_after=1,
+    )
 
 
 def parse_json(body: bytes, depth: int) -> Any:

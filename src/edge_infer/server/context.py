@@ -6,7 +6,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ from edge_infer.engine.chat_template import ChatTemplate
 from edge_infer.engine.chat_template import load as load_chat_template
 from edge_infer.engine.params import SamplingParams
 from edge_infer.engine.tokenizer import Tokenizer
-from edge_infer.errors import ConfigError, EngineStoppedError, ExecutionError
+from edge_infer.errors import CapacityError, ConfigError, EngineStoppedError, ExecutionError
 from edge_infer.server.config import ServerConfig
 from edge_infer.server.errors import ApiError
 from edge_infer.server.grammar import GrammarCompiler, GrammarSpec
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from edge_infer.engine.serving import Delta, Generation, ServingEngine
 
 log = logging.getLogger(__name__)
+_CHARS_PER_TOKEN = 256  # more than the longest tokens of any vocabulary in use have
 
 
 class ServerContext:
@@ -82,6 +83,25 @@ class ServerContext:
         ):
             if value is not None and value > most:
                 raise ApiError(f"{param} = {value}; at most {most} is accepted.", param=param)
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. Raises CapacityError (``context_length_exceeded``) at once for a text so long
+        that it cannot fit, before the tokenizer spends seconds and memory on it."""
+        most = self.engine.llm.max_model_len
+        if len(text) > most * _CHARS_PER_TOKEN:
+            raise CapacityError(
+                f"The prompt has {len(text)} characters; the context holds {most} tokens.",
+                remedy="Shorten the prompt, or raise max_model_len.",
+                code="context_length_exceeded",
+            )
+        return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+
+    def check_tokens(self, ids: Sequence[int], param: str) -> None:
+        """Raises ApiError 400 for an id outside the vocabulary."""
+        size = self.engine.llm.vocab_size
+        outside = next((i for i in ids if i >= size), None)
+        if outside is not None:
+            raise ApiError(f"Token id {outside} is outside the vocabulary of {size}.", param=param)
 
     def compile(self, spec: GrammarSpec, param: str) -> Callable[[], TokenConstraint]:
         """A maker of constraints. Takes milliseconds, or seconds at the first grammar: not for the

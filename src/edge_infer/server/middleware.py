@@ -6,7 +6,7 @@ import hmac
 from typing import TYPE_CHECKING
 
 from edge_infer.errors import EdgeInferError
-from edge_infer.server.body import ClientGone, parse_json, read_body
+from edge_infer.server.body import Bodies, ClientGone, parse_json
 from edge_infer.server.errors import ApiError, error_response
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ class Guard:
     def __init__(self, app: ASGIApp, context: ServerContext) -> None:
         self._app = app
         self._context = context
+        self._bodies = Bodies(context.config.body_limit, context.config.body_seconds)
         self._keys = [key.encode() for key in context.config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,13 +48,15 @@ class Guard:
         use = path not in _WATCHING and not path.startswith(OPEN_PREFIX)
         self._context.in_flight += use
         try:
-            try:
-                self._admit(scope, path, use)
-                body = await self._body(scope, receive)
-            except EdgeInferError as error:
-                await error_response(error, path)(scope, receive, counted)
+            self._admit(scope, path, use)
+            if scope["method"] in ("GET", "HEAD", "OPTIONS"):
+                await self._app(scope, receive, counted)
                 return
-            await self._app(scope, _replay(body, receive), counted)
+            async with self._bodies.read(receive) as body:
+                self._check_body(scope, body)
+                await self._app(scope, _replay(body, receive), counted)
+        except EdgeInferError as error:  # of this guard: the app answers its own
+            await error_response(error, path)(scope, receive, counted)
         except ClientGone:
             status = 499
         finally:
@@ -84,22 +87,18 @@ class Guard:
                 remedy="Send it as Authorization: Bearer KEY.",
             )
 
-    async def _body(self, scope: Scope, receive: Receive) -> bytes:
-        config = self._context.config
-        if scope["method"] in ("GET", "HEAD", "OPTIONS"):
-            return b""
-        body = await read_body(receive, config.body_limit, config.body_seconds)
-        if body and scope["method"] == "POST":
-            content_type = dict(scope["headers"]).get(b"content-type", b"").split(b";")[0]
-            if content_type.strip().lower() != b"application/json":
-                raise ApiError(
-                    f"The body's content type is {content_type.decode('latin-1')[:100]!r};"
-                    " application/json is needed.",
-                    status=415,
-                    code="unsupported_media_type",
-                )
-            parse_json(body, config.json_depth)
-        return body
+    def _check_body(self, scope: Scope, body: bytes) -> None:
+        if not body or scope["method"] != "POST":
+            return
+        content_type = dict(scope["headers"]).get(b"content-type", b"").split(b";")[0]
+        if content_type.strip().lower() != b"application/json":
+            raise ApiError(
+                f"The body's content type is {content_type.decode('latin-1')[:100]!r};"
+                " application/json is needed.",
+                status=415,
+                code="unsupported_media_type",
+            )
+        parse_json(body, self._context.config.json_depth)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

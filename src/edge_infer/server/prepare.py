@@ -100,7 +100,7 @@ def chat_prompt(context: ServerContext, job: ChatJob) -> dict[str, Any]:
     )
     if going_on:
         text = _cut_after(text, job.messages[-1].get("content"))
-    ids = context.tokenizer.encode(text, add_special_tokens=False)
+    ids = context.encode(text, add_special_tokens=False)
     return {"prompt": text, "prompt_token_ids": ids}
 
 

@@ -123,14 +123,14 @@ async def _start(context: ServerContext, body: CompletionRequest) -> _Job:
 
 
 def _encode(context: ServerContext, body: CompletionRequest) -> list[dict[str, Any]]:
-    tokenizer = context.tokenizer
     out: list[dict[str, Any]] = []
     for prompt in body.prompts():
         if isinstance(prompt, str):
-            ids = tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+            ids = context.encode(prompt, body.add_special_tokens is not False)
             out.append({"prompt": prompt, "prompt_token_ids": ids})
         else:
-            text = tokenizer.decode(prompt) if body.echo else ""
+            context.check_tokens(prompt, "prompt")
+            text = context.tokenizer.decode(prompt) if body.echo else ""
             out.append({"prompt": text, "prompt_token_ids": prompt})
     return out
 

@@ -30,8 +30,7 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
 
 
 def _encode(context: ServerContext, body: EmbeddingRequest) -> list[list[int]]:
-    tokenizer = context.tokenizer
-    prompts = [tokenizer.encode(p) if isinstance(p, str) else p for p in body.inputs()]
+    prompts = [context.encode(p) if isinstance(p, str) else p for p in body.inputs()]
     keep = body.truncate_prompt_tokens
     if keep is None:
         return prompts

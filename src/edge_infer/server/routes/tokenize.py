@@ -40,8 +40,7 @@ def _ids(context: ServerContext, body: TokenizeRequest) -> list[int]:
             if getattr(body, name) is not None:
                 raise ApiError(f"{name} goes with messages.", param=name)
         assert body.prompt is not None
-        special = body.add_special_tokens is not False
-        return context.tokenizer.encode(body.prompt, add_special_tokens=special)
+        return context.encode(body.prompt, body.add_special_tokens is not False)
     if body.add_special_tokens:
         raise ApiError(
             "add_special_tokens goes with prompt: a chat template writes its own.",
@@ -64,9 +63,6 @@ async def detokenize(body: DetokenizeRequest, request: Request) -> dict[str, Any
     """The text of token ids, special tokens with it."""
     context = context_of(request)
     context.check_model(body.model)
-    size = context.engine.llm.vocab_size
-    outside = next((t for t in body.tokens if t >= size), None)
-    if outside is not None:
-        raise ApiError(f"Token id {outside} is outside the vocabulary of {size}.", param="tokens")
+    context.check_tokens(body.tokens, "tokens")
     text = await asyncio.to_thread(context.tokenizer.decode, body.tokens, False)
     return {"prompt": text}
