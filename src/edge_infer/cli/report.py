@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,19 +14,6 @@ if TYPE_CHECKING:
     from edge_infer.harness.report.collect import Loaded
 
 RESULTS = Path("benchmarks/results")
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    try:
-        partial.write_bytes(data)
-        os.replace(partial, path)
-    except OSError as error:
-        raise StorageError(
-            f"{path} could not be written: {error.strerror}.",
-            remedy="Name a file in a folder that exists and has space.",
-        ) from None
 
 
 @command
@@ -51,6 +37,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Show artifacts as tables; write them as Markdown, HTML or plots."""
+    from edge_infer.harness.files import write_whole
     from edge_infer.harness.report import collect
     from edge_infer.harness.report.markdown import report_text
 
@@ -64,12 +51,12 @@ def report(
     loaded = collect.read_artifacts(files)
     written: list[str] = []
     if markdown is not None:
-        _write(markdown, report_text(loaded).encode())
+        write_whole(markdown, report_text(loaded).encode())
         written.append(str(markdown))
     if html is not None:
         from edge_infer.harness.report.page import report_page
 
-        _write(html, report_page(loaded).encode())
+        write_whole(html, report_page(loaded).encode())
         written.append(str(html))
     if plots is not None:
         written += _plots(plots, collect.current(loaded))
@@ -91,6 +78,7 @@ def report(
 
 
 def _plots(folder: Path, loaded: list[Loaded]) -> list[str]:
+    from edge_infer.harness.files import write_whole
     from edge_infer.harness.report.plots import plots
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -98,12 +86,13 @@ def _plots(folder: Path, loaded: list[Loaded]) -> list[str]:
     for one in loaded:
         for name, image in plots(one.artifact).items():
             file = folder / f"{Path(one.name).stem}-{name}.png"
-            _write(file, image)
+            write_whole(file, image)
             written.append(str(file))
     return written
 
 
 def _page(page: Path, folder: Path) -> None:
+    from edge_infer.harness.files import write_whole
     from edge_infer.harness.report.citations import unsupported
     from edge_infer.harness.report.markdown import update
 
@@ -112,7 +101,7 @@ def _page(page: Path, folder: Path) -> None:
     except (OSError, UnicodeDecodeError) as error:
         raise StorageError(f"{page} cannot be read: {error}.") from None
     text = update(text, folder)
-    _write(page, text.encode())
+    write_whole(page, text.encode())
     claims = unsupported(text, folder)
     if claims:
         raise ConfigError(

@@ -9,19 +9,12 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from edge_infer.errors import ConfigError, UnsupportedError
+from edge_infer.errors import ConfigError
+from edge_infer.harness.files import missing_package
 
 T = TypeVar("T", bound=BaseModel)
 LIMIT = 1 << 20
 _VARIABLE = re.compile(r"\$(?:(\$)|\{(\w+)\}|(\w+))")
-
-
-def missing_package(name: str) -> UnsupportedError:
-    """What a command says where a package of the extra is not installed."""
-    return UnsupportedError(
-        f"The package {name} is not installed.",
-        remedy="Install the extra: pip install 'edge-infer[bench]'.",
-    )
 
 
 def read_document(path: Path, model: type[T]) -> T:

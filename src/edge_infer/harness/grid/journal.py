@@ -15,7 +15,7 @@ from typing import IO, Any, Literal
 
 from pydantic import ValidationError
 
-from edge_infer.errors import ConfigError, StorageError
+from edge_infer.errors import ConfigError, EdgeInferError, StorageError
 from edge_infer.harness.record import Failure, Record, Scalar
 from edge_infer.harness.schema import CheckpointIdentity, EngineBuild, MemoryReport, Provenance
 from edge_infer.harness.schema_grid import GridPass, GridSession
@@ -96,16 +96,19 @@ class Journal:
         try:
             file = path.open("xb+")
         except FileExistsError:
-            raise ConfigError(
-                f"{path} is left from a grid that did not end.",
-                remedy="Give --resume to go on with it, or remove the file to start again.",
-            ) from None
+            raise _left(path) from None
         except OSError as error:
             raise StorageError(f"{path} could not be made: {error.strerror}.") from None
         journal = cls(path, file, [])
         journal._lock()
         journal.write(header)
         return journal
+
+    @staticmethod
+    def refuse_left(path: Path) -> None:
+        """Raises ConfigError where a journal is left from before."""
+        if path.exists():
+            raise _left(path)
 
     @classmethod
     def resume(cls, path: Path, binding: Mapping[str, Scalar]) -> Journal:
@@ -122,26 +125,33 @@ class Journal:
             ) from None
         journal = cls(path, file, [])
         journal._lock()
+        try:
+            journal._read(binding)
+        except EdgeInferError:
+            journal.close()
+            raise
+        return journal
+
+    def _read(self, binding: Mapping[str, Scalar]) -> None:
+        """The rest of :meth:`resume`."""
         whole = 0
-        for number, raw in enumerate(file.read().splitlines(keepends=True), 1):
+        for number, raw in enumerate(self._file.read().splitlines(keepends=True), 1):
             if not raw.endswith(b"\n"):
                 break
-            journal.lines.append(_parse(raw, path, number))
+            self.lines.append(_parse(raw, self.path, number))
             whole += len(raw)
-        file.truncate(whole)
-        file.seek(whole)
-        if not journal.lines or not isinstance(journal.lines[0], Header):
-            raise StorageError(f"{path} has no header.", remedy="Remove it and start again.")
-        old = journal.header.binding
+        self._file.truncate(whole)
+        self._file.seek(whole)
+        if not self.lines or not isinstance(self.lines[0], Header):
+            raise StorageError(f"{self.path} has no header.", remedy="Remove it and start again.")
+        old = self.header.binding
         changed = [k for k in {**old, **binding} if old.get(k) != binding.get(k)]
         if changed:
-            file.close()
             words = "; ".join(f"{k}: {old.get(k)}, now {binding.get(k)}" for k in changed)
             raise ConfigError(
                 f"Passes of before and after would not be comparable ({words}).",
-                remedy=f"Bring back what was, or remove {path} and start again.",
+                remedy=f"Bring back what was, or remove {self.path} and start again.",
             )
-        return journal
 
     def _lock(self) -> None:
         try:
@@ -204,6 +214,13 @@ class Journal:
         """After the artifact is on the disk: everything in here is in there."""
         self.path.unlink()
         self._file.close()
+
+
+def _left(path: Path) -> ConfigError:
+    return ConfigError(
+        f"{path} is left from a grid that did not end.",
+        remedy="Give --resume to go on with it, or remove the file to start again.",
+    )
 
 
 def _parse(raw: bytes, path: Path, number: int) -> Line:

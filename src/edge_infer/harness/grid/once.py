@@ -113,9 +113,9 @@ def _run(
                     process.wait(timeout=spec.timeout)
                 except subprocess.TimeoutExpired:
                     timed_out = True
+                outcome.seconds = time.monotonic() - begun
         finally:
             end_session(process.pid, process)
-        outcome.seconds = time.monotonic() - begun
         outcome.exit_status = process.returncode
         outcome.output = Output(_text(out), _text(err))
     outcome.memory = sampler.report()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,6 +13,7 @@ from edge_infer.checkpoint.inspect import tensor_formats
 from edge_infer.errors import ConfigError, StorageError, UnsupportedError
 from edge_infer.harness import stats
 from edge_infer.harness.comparison import rotation
+from edge_infer.harness.files import write_whole
 from edge_infer.harness.grid.assemble import assemble
 from edge_infer.harness.grid.binding import binding, model_identity
 from edge_infer.harness.grid.contention import preflight, target_cpus
@@ -80,11 +79,7 @@ def run_grid(
     Raises ConfigError, DeviceError (busy CPUs), UnsupportedError, StorageError; what goes wrong
     in a run is in the artifact.
     """
-    if output.exists():
-        raise ConfigError(
-            f"{output} exists already; artifacts are never overwritten.",
-            remedy="Name another file.",
-        )
+    _refuse_existing(output)
     if not output.parent.is_dir():
         raise StorageError(f"{output.parent} is no folder.", remedy="Make it first.")
     cpus = target_cpus(spec.pin)
@@ -98,26 +93,20 @@ def run_grid(
     models = {arm.name: model_identity(arm) for arm in spec.arms}
     metrics, failures = usable_metrics(spec)
     bound = binding(spec, models)
-    if resume:
-        journal = Journal.resume(journal_path(output), bound)
-        _end_leftover(journal)
-    elif journal_path(output).exists():
-        # Said before the pre-flight makes anyone wait.
-        raise ConfigError(
-            f"{journal_path(output)} is left from a grid that did not end.",
-            remedy="Give --resume to go on with it, or remove the file to start again.",
-        )
-    say("looking at the CPUs")
+    journal: Journal | None = None
     try:
+        if resume:
+            journal = Journal.resume(journal_path(output), bound)
+            _end_leftover(journal)
+        else:
+            # Before the pre-flight makes anyone wait.
+            Journal.refuse_left(journal_path(output))
+        say("looking at the CPUs")
         quiet = preflight(spec.preflight, cpus, wait, say=say)
         started = now()
-        if not resume:
-            header = Header(
-                started_at=started,
-                binding=bound,
-                provenance=provenance(spec.preflight.seconds),
-                failures=failures,
-            )
+        if journal is None:
+            source = provenance(spec.preflight.seconds)
+            header = Header(started_at=started, binding=bound, provenance=source, failures=failures)
             journal = Journal.create(journal_path(output), header)
         journal.write(Session(session=GridSession(started_at=started, preflight=quiet)))
         _void_unexpected(spec, models, journal)
@@ -127,12 +116,21 @@ def run_grid(
                 _one(run, spec, cpus, metrics, models, journal)
         progress(Step("writing the artifact", len(runs), len(runs), 0.0))
         artifact = assemble(spec, journal, models, cpus, command or ["edge-infer", "grid"], clock)
-        write_artifact(artifact, output)
+        _refuse_existing(output)
+        write_whole(output, artifact.model_dump_json(indent=2).encode() + b"\n")
         journal.remove()
     finally:
-        with contextlib.suppress(UnboundLocalError):
+        if journal is not None:
             journal.close()
     return artifact
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise ConfigError(
+            f"{output} exists already; artifacts are never overwritten.",
+            remedy="Name another file.",
+        )
 
 
 def usable_metrics(spec: GridSpec) -> tuple[list[MetricSpec], list[Failure]]:
@@ -282,20 +280,3 @@ def _step(run: Run, number: int, runs: list[Run], journal: Journal, spec: GridSp
     passes = spec.warmup if run.warmup else spec.passes
     what = "warm-up" if run.warmup else "pass"
     return Step(f"{what} {run.index + 1} of {passes}: {run.arm}", number, len(runs), left)
-
-
-def write_artifact(artifact: Artifact, output: Path) -> None:
-    """Writes it whole or not at all, and never over another. Raises StorageError."""
-    partial = output.with_name(output.name + ".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(artifact.model_dump_json(indent=2).encode() + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(partial, output)
-        partial.unlink()
-    except OSError as error:
-        raise StorageError(
-            f"{output} could not be written: {error.strerror}.",
-            remedy="Name a new file in a folder that exists and has space; give --resume.",
-        ) from None

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-from edge_infer.harness.grid.documents import expand, missing_package, read_document
+from edge_infer.harness.files import missing_package
+from edge_infer.harness.grid.documents import expand, read_document
 from edge_infer.harness.record import Scalar
 
 MEMORY = ("peak_anonymous", "peak_file_backed", "peak_pss")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib.util
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -11,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from edge_infer.errors import ExecutionError, UnsupportedError
+from edge_infer.errors import ExecutionError
 from edge_infer.harness import stats
+from edge_infer.harness.files import missing_package
 from edge_infer.harness.load.options import LoadOptions, Prompts
 from edge_infer.harness.load.stream import Answer, ask
 from edge_infer.harness.memory import PeakSampler
@@ -61,14 +63,8 @@ def load(options: LoadOptions, progress: Progress = lambda text: None) -> Artifa
     Raises ExecutionError where the server cannot be reached or refuses the first request;
     requests that fail later are counted in the artifact.
     """
-    try:
-        import httpx
-    except ImportError:
-        raise UnsupportedError(
-            "The package httpx is not installed.",
-            remedy="Install the extra: pip install 'edge-infer[bench]'.",
-        ) from None
-    del httpx
+    if importlib.util.find_spec("httpx") is None:
+        raise missing_package("httpx")
     started, clock = now(), time.monotonic()
     source = provenance()
     arms = asyncio.run(_levels(options, progress))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from edge_infer.errors import ConfigError, StorageError
+from edge_infer.harness.files import write_whole
 from edge_infer.harness.schema import Artifact, Retraction
 
 
@@ -74,10 +74,5 @@ def retract(path: Path, reason: str, successor: str | None = None) -> None:
             raise ConfigError(f"{successor} cannot succeed {path.name}: it does not count itself.")
     mark = Retraction(reason=reason.strip(), successor=successor)
     document = {**json.loads(path.read_text(encoding="utf-8")), "retracted": mark.model_dump()}
-    partial = path.with_name(path.name + ".partial")
-    try:
-        text = json.dumps(document, indent=2, ensure_ascii=False)
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    except OSError as error:
-        raise StorageError(f"{path} could not be written: {error.strerror}.") from None
+    text = json.dumps(document, indent=2, ensure_ascii=False)
+    write_whole(path, text.encode() + b"\n")

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edge_infer.errors import UnsupportedError
+from edge_infer.harness.files import missing_package
 from edge_infer.harness.schema import Artifact
 
 if TYPE_CHECKING:
@@ -25,7 +25,10 @@ def plots(artifact: Artifact) -> dict[str, bytes]:
     made: dict[str, bytes] = {}
     names = dict.fromkeys(m.name for arm in artifact.arms for m in arm.metrics)
     for name in names:
-        made[_short(name)] = _draw(_metric(artifact, name), 1.2 + 0.45 * len(artifact.arms))
+        short = _short(name)
+        # "a.b" and "a-b" are two metrics and want two files.
+        short += f"-{len(made)}" if short in made else ""
+        made[short] = _draw(_metric(artifact, name), 1.2 + 0.45 * len(artifact.arms))
     if any(arm.load for arm in artifact.arms):
         made["latency"] = _draw(_latency(artifact), 3.0)
     if any(arm.load is not None and arm.load.memory for arm in artifact.arms):
@@ -42,10 +45,7 @@ def _draw(paint: Callable[[Axes], None], height: float) -> bytes:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise UnsupportedError(
-            "The package matplotlib is not installed.",
-            remedy="Install the extra: pip install 'edge-infer[bench]'.",
-        ) from None
+        raise missing_package("matplotlib") from None
     # Without pyplot: no global state, no display.
     figure = Figure(figsize=(7.0, height), layout="constrained")
     FigureCanvasAgg(figure)
