@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -42,43 +43,49 @@ class EventStream(Response):
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
         self._events = events
+        self._silent_since: float | None = None  # None before the headers and after the last event
         self._ping_seconds = config.ping_seconds
         self._write_seconds = config.write_seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._pump_task = pump = asyncio.ensure_future(self._pump(send))
         gone = asyncio.ensure_future(_disconnect(receive))
+        pings = asyncio.ensure_future(self._ping(send))
         try:
             await asyncio.wait({pump, gone}, return_when=asyncio.FIRST_COMPLETED)
             if pump.done() and not pump.cancelled():
                 pump.result()
         finally:
-            await _end(pump, gone)
+            await _end(pump, gone, pings)
             await self._events.aclose()
 
     async def _pump(self, send: Send) -> None:
+        # No task an event: with many clients they would cost more than the events themselves.
         start = {
             "type": "http.response.start",
             "status": self.status_code,
             "headers": self.raw_headers,
         }
         await send(start)
-        event = asyncio.ensure_future(anext(self._events))
-        try:
-            while True:
-                await asyncio.wait({event}, timeout=self._ping_seconds)
-                if not event.done():
-                    await self._write(send, b": ping\n\n")
-                    continue
-                try:
-                    body = event.result()
-                except StopAsyncIteration:
-                    break
-                await self._write(send, body)
-                event = asyncio.ensure_future(anext(self._events))
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
-        finally:
-            await _end(event)
+        self._silent_since = time.monotonic()
+        async for body in self._events:
+            await self._write(send, body)
+            self._silent_since = time.monotonic()
+        self._silent_since = None
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _ping(self, send: Send) -> None:
+        wait = self._ping_seconds
+        while True:
+            await asyncio.sleep(wait)
+            wait = self._ping_seconds
+            if self._silent_since is None:
+                continue
+            silent = time.monotonic() - self._silent_since
+            if silent < self._ping_seconds:
+                wait = self._ping_seconds - silent
+            else:
+                await self._write(send, b": ping\n\n")
 
     async def _write(self, send: Send, body: bytes) -> None:
         # A timer and not wait_for, which would make a task of every write.
