@@ -247,6 +247,15 @@ void bind_program(nb::module_& m) {
           "buffer"_a, "A view [rows, width] of a named output; valid until the next step.")
       .def_prop_ro("activation_bytes", &Program::activation_bytes)
       .def_prop_ro("scratch_bytes", &Program::scratch_bytes)
+      .def_prop_ro(
+          "memory",
+          [](const Program& p) {
+            std::vector<std::tuple<std::string, uintptr_t, int64_t, bool>> all;
+            for (const Program::Memory& m : p.memory())
+              all.emplace_back(m.name, reinterpret_cast<uintptr_t>(m.data), m.bytes, m.heap);
+            return all;
+          },
+          "The program's own memory: (name, address, bytes, whether it is on the C heap).")
       .def_prop_ro("isa", [](const Program& p) { return std::string(p.kernels().name); })
       .def("set_profiling", &Program::set_profiling, "on"_a,
            "Times the operations of each step from now on; starts at zero again.")

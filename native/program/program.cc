@@ -88,6 +88,20 @@ int64_t Program::scratch_bytes() const {
   return static_cast<int64_t>(shared_.size() + private_.size() + partials_.size() * sizeof(float));
 }
 
+std::vector<Program::Memory> Program::memory() const {
+  const auto arena = [](const char* name, const Arena& a) {
+    return Memory{name, false, a.data(), static_cast<int64_t>(a.size())};
+  };
+  const auto floats = [](const char* name, const std::vector<float>& v) {
+    return Memory{name, true, v.data(), static_cast<int64_t>(v.capacity() * sizeof(float))};
+  };
+  std::vector<Memory> all = {arena("activations", arena_), arena("scratch", shared_),
+                             arena("scratch", private_), floats("attention partials", partials_)};
+  for (const auto* angles : {&cos_, &sin_})
+    for (const auto& table : *angles) all.push_back(floats("RoPE tables", table));
+  return all;
+}
+
 const float* Program::row(int buffer, int row) const {
   const Buffer& b = spec_.buffers.at(buffer);
   return reinterpret_cast<const float*>(arena_.data() + b.offset) + row * b.stride;

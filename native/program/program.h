@@ -155,6 +155,14 @@ class Program {
   const ProgramSpec& spec() const { return spec_; }
   int64_t activation_bytes() const { return static_cast<int64_t>(arena_.size()); }
   int64_t scratch_bytes() const;
+  // Every piece of memory that grows with the model or the step.
+  struct Memory {
+    const char* name;
+    bool heap;  // from the C library's allocator, not a mapping of its own
+    const void* data;
+    int64_t bytes;
+  };
+  std::vector<Memory> memory() const;
   const KernelTable& kernels() const { return kernels_; }
   int last_outputs() const { return last_outputs_; }
   int last_rows() const { return last_rows_; }

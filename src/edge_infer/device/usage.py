@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,13 +32,66 @@ def own_memory(path: Path = SMAPS) -> MemoryUse:
     return MemoryUse(values["Anonymous"], max(0, values["Rss"] - values["Anonymous"]))
 
 
+@dataclass(frozen=True)
+class HeapUse:
+    """What the C library's allocator holds, in bytes; all zero where it does not tell."""
+
+    in_use: int
+    """Handed out from its heaps."""
+    mapped: int
+    """Handed out as mappings of their own: large blocks."""
+
+    @property
+    def total(self) -> int:
+        return self.in_use + self.mapped
+
+
+class _MallInfo(ctypes.Structure):
+    """glibc's struct mallinfo2."""
+
+    _fields_ = [
+        (name, ctypes.c_size_t)
+        for name in (
+            *("arena", "ordblks", "smblks", "hblks", "hblkhd"),
+            *("usmblks", "fsmblks", "uordblks", "fordblks", "keepcost"),
+        )
+    ]
+
+
+def heap_use() -> HeapUse:
+    """The C heap of this process now (glibc 2.33 or newer)."""
+    mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None)
+    if mallinfo is None:
+        return HeapUse(0, 0)
+    mallinfo.restype = _MallInfo
+    info = mallinfo()
+    return HeapUse(in_use=info.uordblks, mapped=info.hblkhd)
+
+
+def small_object_bytes() -> int:
+    """Bytes of the arenas in which Python keeps its small objects; 0 where it does not tell."""
+    dump = getattr(ctypes.pythonapi, "_PyObject_DebugMallocStats", None)
+    libc = ctypes.CDLL(None)
+    if dump is None or not hasattr(libc, "open_memstream"):
+        return 0
+    text, size = ctypes.c_void_p(), ctypes.c_size_t()
+    libc.open_memstream.restype = ctypes.c_void_p
+    stream = libc.open_memstream(ctypes.byref(text), ctypes.byref(size))
+    if not stream:
+        return 0
+    dump(ctypes.c_void_p(stream))
+    libc.fclose(ctypes.c_void_p(stream))
+    report = ctypes.string_at(text, size.value).decode(errors="replace")
+    libc.free(text)
+    found = re.search(r"(\d+) arenas \* (\d+) bytes/arena", report)
+    return int(found[1]) * int(found[2]) if found else 0
+
+
 def give_back_heap() -> None:
     """Returns freed heap pages to the system, where the C library can (glibc).
 
     After a large structure was parsed, most of the heap is free but still resident.
     """
-    import ctypes
-
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)

@@ -6,7 +6,7 @@ import json
 import threading
 from pathlib import Path
 
-from edge_infer.device.usage import give_back_heap
+from edge_infer.device.usage import give_back_heap, heap_use
 from edge_infer.errors import CheckpointError, UnsupportedError
 
 _SPACE = "\u2581"
@@ -34,6 +34,7 @@ class LibraryBackend:
     def __init__(self, path: Path) -> None:
         import tokenizers
 
+        before = heap_use().total
         try:
             self._library = tokenizers.Tokenizer.from_file(str(path))
         except Exception as e:  # the library raises plain Exception
@@ -42,6 +43,8 @@ class LibraryBackend:
                 remedy="Fetch the model's tokenizer.json again.",
             ) from e
         give_back_heap()  # parsing leaves twice the vocabulary's size behind
+        #: What the library keeps of it, for the ledger.
+        self.heap_bytes = max(0, heap_use().total - before)
         self._library.no_truncation()
         self._library.no_padding()
         self._lock = threading.Lock()

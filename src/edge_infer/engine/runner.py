@@ -124,6 +124,11 @@ class ModelRunner:
     def vocab_size(self) -> int:
         return self.config.vocab_size
 
+    def programs(self) -> list[tuple[ProgramBuilder, Any]]:
+        """The programs made so far, with what built them."""
+        hidden = [self._hidden] if self._hidden is not None else []
+        return [(self.builder, self.program), *hidden]
+
     def run(self, pieces: Sequence[Piece]) -> None:
         """One step over ``pieces``; outputs are then rows of :meth:`output`, in the order of
         :meth:`output_order`. Blocks must have been reserved."""

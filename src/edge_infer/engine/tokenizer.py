@@ -181,6 +181,12 @@ class Tokenizer:
             self._loaded = None
 
     @property
+    def heap_bytes(self) -> int:
+        """Heap memory that the loaded file took; 0 while it is not loaded."""
+        loaded = self._loaded
+        return 0 if loaded is None else loaded.heap_bytes
+
+    @property
     def backend(self) -> LibraryBackend:
         """The library's object, loaded when it is first asked for."""
         with self._lock:

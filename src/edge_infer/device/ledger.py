@@ -1,0 +1,266 @@
+"""Every resident byte of a process by name: what the plan said, what is there, and the rest.
+
+For its own process the ledger asks the owners: the weight maps, the KV pool, the programs, the
+allocators. For another process it has the memory map, in which it finds weight files.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_infer.checkpoint.reader import Checkpoint
+from edge_infer.device import tensor_memory
+from edge_infer.device.mapping_names import is_heap, name_of
+from edge_infer.device.mappings import PAGE, Mapping, page_cache, read_mappings, residency
+from edge_infer.device.tensor_memory import PADDING
+from edge_infer.device.usage import heap_use, small_object_bytes
+
+if TYPE_CHECKING:
+    from edge_infer.engine.llm import LLM
+    from edge_infer.engine.runner import ModelRunner
+
+KV_POOL = "KV pool"
+SMALL_OBJECTS = "Python: small objects"
+HEAP = "heap: Python's larger objects, libraries"
+HEAP_FREE = "heap: free, kept by the allocator"
+UNEXPLAINED = "unexplained"
+
+
+@dataclass
+class Line:
+    """One owner of memory, in bytes."""
+
+    name: str
+    anonymous: int = 0
+    """Resident, backed by no file: only this process has it."""
+    file_backed: int = 0
+    """Resident pages of mapped files, which processes share."""
+    planned: int | None = None
+    """What the owner was planned to take at most; None where nothing was planned."""
+    page_cache: int | None = None
+    """Of weight files: what the system holds in memory, whoever read it."""
+
+
+@dataclass(frozen=True)
+class Unread:
+    """Bytes of a tensor that no operation of the programs reads."""
+
+    name: str
+    bytes: int
+
+
+@dataclass
+class Ledger:
+    """The memory of one process. The lines add up to what the kernel counts as resident."""
+
+    pid: int
+    model: str | None
+    lines: list[Line] = field(default_factory=list)
+    unread: list[Unread] = field(default_factory=list)
+    """Empty too for another process, whose programs are out of sight."""
+
+    @property
+    def anonymous(self) -> int:
+        return sum(line.anonymous for line in self.lines)
+
+    @property
+    def file_backed(self) -> int:
+        return sum(line.file_backed for line in self.lines)
+
+    @property
+    def unexplained(self) -> int:
+        """Anonymous bytes without an owner."""
+        return self.line(UNEXPLAINED).anonymous
+
+    def line(self, name: str) -> Line:
+        """The line of that name, made where there is none."""
+        for line in self.lines:
+            if line.name == name:
+                return line
+        self.lines.append(Line(name))
+        return self.lines[-1]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON. Sizes in bytes."""
+        return {
+            "pid": self.pid,
+            "model": self.model,
+            "anonymous": self.anonymous,
+            "file_backed": self.file_backed,
+            "unexplained": self.unexplained,
+            "lines": [asdict(line) for line in self.lines],
+            "unread": [asdict(one) for one in self.unread],
+        }
+
+
+class _Book:
+    """Fills a ledger from a memory map: owners take their ranges first, mappings get the rest."""
+
+    def __init__(self, found: Ledger, mappings: list[Mapping]) -> None:
+        self.found = found
+        self.mappings = mappings
+        self._starts = [m.start for m in mappings]
+        self._heap = [is_heap(mappings, i) for i in range(len(mappings))]
+        self._taken = [[0, 0] for _ in mappings]  # anonymous, file-backed
+        self.heap_taken = self.mapped_taken = 0  # by owners whose memory is on the C heap
+
+    def take(
+        self,
+        begin: int,
+        end: int,
+        parts: list[tuple[str, int, int]],
+        rest: str,
+        on_heap: bool = False,
+    ) -> None:
+        """Gives the resident bytes of [begin, end) to the lines of ``parts``, and to ``rest`` what
+        lies between them."""
+        pages = residency(begin, end, self.found.pid)
+        sums = {
+            rest: [pages.anonymous.bytes_in(begin, end), pages.file_backed.bytes_in(begin, end)]
+        }
+        for name, first, last in parts:
+            first, last = max(first, begin), min(last, end)
+            if first >= last:
+                continue
+            inside = (
+                pages.anonymous.bytes_in(first, last),
+                pages.file_backed.bytes_in(first, last),
+            )
+            for kind, size in enumerate(inside):
+                sums.setdefault(name, [0, 0])[kind] += size
+                sums[rest][kind] -= size
+        for name, (anonymous, backed) in sums.items():
+            line = self.found.line(name)
+            line.anonymous += anonymous
+            line.file_backed += backed
+        at = max(0, bisect_right(self._starts, begin) - 1)
+        while at < len(self.mappings) and self.mappings[at].start < end:
+            first, last = max(begin, self.mappings[at].start), min(end, self.mappings[at].end)
+            if first < last:
+                anonymous = pages.anonymous.bytes_in(first, last)
+                self._taken[at][0] += anonymous
+                self._taken[at][1] += pages.file_backed.bytes_in(first, last)
+                if on_heap and self._heap[at]:
+                    self.heap_taken += anonymous
+                elif on_heap:
+                    self.mapped_taken += anonymous
+            at += 1
+
+    def take_file(
+        self, checkpoint: Checkpoint, file: Path, begin: int, end: int, base: int
+    ) -> None:
+        """A weight file, or a part of it, mapped at [begin, end); byte 0 would lie at ``base``."""
+        spans = tensor_memory.parts(checkpoint, file)
+        moved = [(name, base + first, base + last) for name, first, last in spans]
+        self.take(begin, end, moved, PADDING)
+
+    def rest(self) -> tuple[int, int]:
+        """Gives every mapping's untaken bytes to its own line; returns the anonymous bytes of the
+        C heap and of mappings that say nothing about their owner."""
+        heap = other = 0
+        for at, m in enumerate(self.mappings):
+            anonymous = max(0, m.anonymous - self._taken[at][0])
+            backed = max(0, m.file_backed - self._taken[at][1])
+            if not anonymous and not backed:
+                continue
+            name = None if self._heap[at] else name_of(self.mappings, at)
+            if name is not None:
+                self.found.line(name).anonymous += anonymous
+                self.found.line(name).file_backed += backed
+                continue
+            if self._heap[at]:
+                heap += anonymous
+            else:
+                other += anonymous
+            if backed:
+                self.found.line("shared memory").file_backed += backed
+        return heap, other
+
+
+def ledger(llm: LLM) -> Ledger:
+    """The ledger of this process, which runs ``llm``. Waits for a running step; a suspended model
+    is left as it is. Raises StorageError where the kernel hides the memory map."""
+    found = Ledger(os.getpid(), llm.path.name)
+    with llm.lock:
+        small, heap = small_object_bytes(), heap_use()
+        book = _Book(found, read_mappings())
+        if not llm.suspended:
+            _take_model(book, llm.runner)
+    heap_bytes, other = book.rest()
+    in_heap = min(max(0, heap.in_use - book.heap_taken), heap_bytes)
+    objects = min(small, other)
+    mapped = min(max(0, heap.mapped - book.mapped_taken), other - objects)
+    tokenizer = min(llm.tokenizer.heap_bytes, in_heap + mapped)
+    for name, size in (
+        ("tokenizer", tokenizer),
+        (HEAP, in_heap + mapped - tokenizer),
+        (HEAP_FREE, heap_bytes - in_heap),
+        (SMALL_OBJECTS, objects),
+        (UNEXPLAINED, other - objects - mapped),
+    ):
+        found.line(name).anonymous += size
+    return _ordered(found)
+
+
+def process_ledger(pid: int) -> Ledger:
+    """The ledger of another process: by kind of mapping, weight files by tensor group. Its heap is
+    one line, and anonymous memory without a name is unexplained.
+
+    Raises StorageError where there is no such process or it may not be read.
+    """
+    mappings = read_mappings(pid)
+    model = tensor_memory.mapped_model(mappings)
+    found = Ledger(pid, None if model is None else model.path.name)
+    book = _Book(found, mappings)
+    if model is not None:
+        for m in mappings:
+            if m.file in model.files:
+                book.take_file(model, m.file, m.start, m.end, m.start - m.offset)
+        _plan_weights(found, model)
+    heap, other = book.rest()
+    found.line(HEAP).anonymous += heap
+    found.line(UNEXPLAINED).anonymous += other
+    return _ordered(found)
+
+
+def _take_model(book: _Book, runner: ModelRunner) -> None:
+    found, pool = book.found, runner.pool
+    for m in runner.weights.maps:
+        end = m.address + -(-m.size // PAGE) * PAGE  # the last page belongs to the file
+        book.take_file(runner.checkpoint, Path(m.path), m.address, end, m.address)
+    _plan_weights(found, runner.checkpoint)
+    book.take(pool.address, pool.address + pool.bytes, [], KV_POOL)
+    found.line(KV_POOL).planned = pool.bytes
+    for _, program in runner.programs():
+        for name, address, size, on_heap in program.memory:
+            if size:
+                book.take(address, address + size, [], name, on_heap)
+                found.line(name).planned = (found.line(name).planned or 0) + size
+    builders = [builder for builder, _ in runner.programs()]
+    for name, size in tensor_memory.unread(runner.checkpoint, runner.weights.maps, builders):
+        found.unread.append(Unread(name, size))
+
+
+def _plan_weights(found: Ledger, checkpoint: Checkpoint) -> None:
+    for name, size in tensor_memory.planned(checkpoint).items():
+        found.line(name).planned = size
+    for file in checkpoint.files:
+        cached = page_cache(file)
+        if cached is None:
+            continue
+        rest = cached.bytes_in(0, file.stat().st_size)
+        for name, begin, end in tensor_memory.parts(checkpoint, file):
+            size = cached.bytes_in(begin, end)
+            found.line(name).page_cache = (found.line(name).page_cache or 0) + size
+            rest -= size
+        found.line(PADDING).page_cache = (found.line(PADDING).page_cache or 0) + rest
+
+
+def _ordered(found: Ledger) -> Ledger:
+    """Largest first, what has no owner last."""
+    found.lines.sort(key=lambda x: (x.name == UNEXPLAINED, -(x.anonymous + x.file_backed)))
+    return found
