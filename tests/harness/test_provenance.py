@@ -12,6 +12,7 @@ from edge_infer.harness.provenance import (
     file_identity,
     machine_load,
     portable,
+    portable_text,
     provenance,
 )
 
@@ -71,3 +72,8 @@ def test_identity_of_a_file_too_large_to_hash(tmp_path: Path) -> None:
     file.write_bytes(b"x" * 10)
     identity = file_identity(file, hash_limit=9)
     assert [(f.name, f.bytes, f.sha256) for f in identity.files] == [("a.gguf", 10, None)]
+
+
+def test_paths_inside_text_are_cut_and_urls_are_not() -> None:
+    text = 'File "/home/me/x/a.py", line 3: /tmp/y.json and a/b, http://h/v1/x, 3/4'
+    assert portable_text(text) == 'File "a.py", line 3: y.json and a/b, http://h/v1/x, 3/4'

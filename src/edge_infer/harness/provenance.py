@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Iterable, Sequence
@@ -137,6 +138,14 @@ def portable(command: Sequence[str]) -> list[str]:
         return word
 
     return [cut(word) for word in command]
+
+
+_FOLDERS = re.compile(r"(?<![\w.:/])/(?:[^\s/'\":]+/)+")
+
+
+def portable_text(text: str) -> str:
+    """Text, such as a traceback, with absolute paths cut to their last part."""
+    return _FOLDERS.sub("", text)
 
 
 def sha256(path: Path) -> str:

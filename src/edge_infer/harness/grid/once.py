@@ -22,7 +22,7 @@ from edge_infer.harness.grid.readers import Output, hold, read_number
 from edge_infer.harness.grid.spec import ArmSpec, GridSpec, MetricSpec, Probe
 from edge_infer.harness.memory import process_tree
 from edge_infer.harness.processes import confined
-from edge_infer.harness.provenance import now
+from edge_infer.harness.provenance import now, portable_text
 from edge_infer.harness.record import Failure
 from edge_infer.harness.schema import MemoryReport
 from edge_infer.harness.schema_grid import Contention, ProbeResult
@@ -103,11 +103,11 @@ def _run(
                 stage="start", code="exit", message=f"{command[0]}: {error.strerror}"
             )
             return
-        started(process.pid)
         sampler = ArmSampler(process.pid, wrapper=wrapper)
         beside = BesideProbes([p for p in arm.probes if p.command], process.pid)
         timed_out = False
         try:
+            started(process.pid)
             with sampler, beside:
                 try:
                     process.wait(timeout=spec.timeout)
@@ -172,7 +172,7 @@ def _text(file: IO[bytes]) -> str:
 def _last_words(status: int, output: Output) -> str:
     how = f"signal {-status}" if status < 0 else f"exit status {status}"
     tail = " | ".join((output.stderr.strip() or output.stdout.strip()).splitlines()[-8:])
-    return f"{how}: {tail[-2000:] or 'no output'}"
+    return f"{how}: {portable_text(tail)[-2000:] or 'no output'}"
 
 
 def _child_cpu_seconds() -> float:

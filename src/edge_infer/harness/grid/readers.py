@@ -10,6 +10,7 @@ from typing import Any
 
 from edge_infer.errors import ExecutionError
 from edge_infer.harness.grid.spec import Probe, Reading
+from edge_infer.harness.provenance import portable_text
 from edge_infer.harness.record import Scalar
 from edge_infer.harness.schema_grid import ProbeResult
 
@@ -26,7 +27,7 @@ class Output:
         try:
             return json.loads(self.stdout)
         except (ValueError, RecursionError):
-            head = self.stdout.strip()[:60]
+            head = portable_text(self.stdout.strip()[:200])[:60]
             raise ExecutionError(
                 f"stdout is no JSON document; it starts with {head!r}.",
                 remedy="Give the command its --json option, or read the value with a regex.",
