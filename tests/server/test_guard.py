@@ -243,6 +243,17 @@ def test_metrics_tell_of_requests_and_memory(server) -> None:
     assert after["edge_infer_memory_bytes,file"] > 1e6
 
 
+def test_the_ledger_names_every_owner(server, monkeypatch) -> None:
+    server.chat(max_tokens=2)
+    found = server.http.get("/ledger").json()
+    monkeypatch.setattr(server.context, "last_ledger", (time.monotonic() + 60, {"kept": 1}))
+    assert server.http.get("/ledger").json() == {"kept": 1}  # at most one a second is taken
+    sizes = {line["name"]: line["anonymous"] + line["file_backed"] for line in found["lines"]}
+    assert sum(sizes.values()) == found["anonymous"] + found["file_backed"]
+    assert sizes["KV pool"] > 0
+    assert found["budget"] > found["anonymous"]
+
+
 def test_an_error_inside_the_server_says_nothing_of_its_inside(server, monkeypatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("secret")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import math
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -48,6 +50,8 @@ class ServerContext:
         self.started = int(time.time())
         self.in_flight = 0  # HTTP requests that count as use
         self.draining = False
+        self.ledger_lock = asyncio.Lock()
+        self.last_ledger: tuple[float, dict[str, Any]] = (-math.inf, {})  # when it was taken
 
     def _new_compiler(self) -> GrammarCompiler:
         return GrammarCompiler(self.tokenizer, self.engine.llm.vocab_size)

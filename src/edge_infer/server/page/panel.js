@@ -70,7 +70,8 @@ function drawRate(rate) {
 async function memory(samples) {
   try {
     const ledger = await getJson("ledger");
-    return [ledger.owners.map((o) => ({ name: o.name, bytes: o.resident })), ledger.budget];
+    const owner = (line) => ({ name: line.name, bytes: line.anonymous + line.file_backed });
+    return [ledger.lines.map(owner), ledger.budget];
   } catch (error) {
     if (error.status !== 404) throw error;
     const kinds = ["anonymous", "file"];
