@@ -8,6 +8,7 @@ import pytest
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 SEEDED = {"temperature": 0.9, "seed": 1}
+TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = {"id": "1", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -127,6 +128,12 @@ def test_a_continued_message_goes_on_where_it_ends(server) -> None:
             "invalid_request",
         ),
         ({"tool_choice": "required"}, "tool_choice", "invalid_request"),
+        ({"tools": [TOOL] * 129}, "tools", "invalid_parameter"),
+        ({"tools": [TOOL] * 2}, "tools", "invalid_request"),
+        ({"stop": ["x"] * 17}, "stop", "invalid_request"),
+        ({"stop": ["x" * 1025]}, "stop", "invalid_request"),
+        ({"stop_token_ids": [1] * 1025}, "stop_token_ids", "invalid_parameter"),
+        ({"logit_bias": {str(i): 1 for i in range(4097)}}, "logit_bias", "invalid_parameter"),
     ],
 )
 def test_what_cannot_be_honoured_is_named(server, body, param, code) -> None:

@@ -66,6 +66,7 @@ def test_a_long_input_is_refused_unless_it_may_be_cut(server) -> None:
         ({"pooling": "max"}, "pooling"),
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
         ({"input": []}, "input"),
+        ({"input": ["x"] * 2049}, "input"),
         ({"input": ""}, "input"),
         ({"input": [[]]}, None),
         ({"input": [9999]}, None),

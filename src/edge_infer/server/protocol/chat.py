@@ -19,6 +19,7 @@ from edge_infer.server.protocol.common import (
 )
 from edge_infer.server.protocol.structured import ResponseFormat, StructuredOutputs
 
+MAX_TOOLS = 128  # the published limit
 FunctionName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
 
 
@@ -79,7 +80,7 @@ class ChatRequest(SamplingFields, HarmlessFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0)] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     response_format: ResponseFormat | None = None

@@ -9,10 +9,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from edge_infer.engine.params import SamplingParams
 from edge_infer.server.errors import ApiError, unsupported_parameter
 
-MAX_STOPS = 64
+# Each is work for every choice, or every token of one.
+MAX_STOPS = 16
+MAX_STOP_CHARS = 1024
+MAX_BIASES = 4096
+MAX_STOP_TOKENS = 1024
 
 Probability = Annotated[float, Field(ge=0, le=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 TokenId = Annotated[int, Field(ge=0)]
 
 
@@ -37,13 +42,13 @@ class SamplingFields(Strict):
     repetition_penalty: Annotated[float, Field(gt=0)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: dict[str, Annotated[float, Field(ge=-100, le=100)]] | None = None
+    logit_bias: Annotated[dict[str, Bias], Field(max_length=MAX_BIASES)] | None = None
     seed: int | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     min_tokens: Annotated[int, Field(ge=0)] | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[TokenId] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKENS)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
@@ -75,6 +80,12 @@ class SamplingFields(Strict):
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(stops) > MAX_STOPS:
             raise ApiError(f"stop has {len(stops)} strings; at most {MAX_STOPS}.", param="stop")
+        longest = max(map(len, stops), default=0)
+        if longest > MAX_STOP_CHARS:
+            raise ApiError(
+                f"stop has a string of {longest} characters; at most {MAX_STOP_CHARS}.",
+                param="stop",
+            )
         return [s for s in stops if s]  # clients send [""] for none
 
     def check_streaming(self) -> None:

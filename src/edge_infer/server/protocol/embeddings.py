@@ -8,8 +8,10 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import Field
 
-from edge_infer.server.errors import unsupported_parameter
+from edge_infer.server.errors import ApiError, unsupported_parameter
 from edge_infer.server.protocol.common import Strict, TokenId
+
+MAX_INPUTS = 2048  # the published limit
 
 
 class EmbeddingRequest(Strict):
@@ -33,6 +35,10 @@ class EmbeddingRequest(Strict):
         if self.dimensions is not None:
             raise unsupported_parameter(
                 "dimensions", "the model's vectors have one length and mean nothing when cut"
+            )
+        if len(self.inputs()) > MAX_INPUTS:
+            raise ApiError(
+                f"input has {len(self.inputs())} entries; at most {MAX_INPUTS}.", param="input"
             )
         if self.truncate_prompt_tokens == 0:
             raise unsupported_parameter("truncate_prompt_tokens", "0 would leave nothing")

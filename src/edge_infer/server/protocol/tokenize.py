@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from edge_infer.server.protocol.chat import Message, Tool
+from edge_infer.server.protocol.chat import MAX_TOOLS, Message, Tool
 from edge_infer.server.protocol.common import Strict, TokenId
 
 
@@ -16,7 +16,7 @@ class TokenizeRequest(Strict):
     model: str | None = None
     prompt: str | None = None
     messages: Annotated[list[Message], Field(min_length=1)] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
