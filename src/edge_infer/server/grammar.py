@@ -41,6 +41,9 @@ CACHED_GRAMMARS = 32
 # Between two JSON tokens: nothing, one space, or one line break with its indentation. Unbounded
 # white space would let a model that repeats itself stay there until its tokens are used up.
 JSON_SPACE = r"( |\n( {0,32}|\t{0,8}))?"
+# Tokens that fit into any JSON string are looked at together. The library's own list of such sets
+# is longer: it costs 47 MB more for 262,144 tokens, and no grammar here is faster with it.
+_TOKEN_SETS = [r'[^"\\\x00-\x1F\x7F]+']
 _ANY_TEXT = r"/(.|\n)*/"
 _LARK_SPACE = r"/[ \n\t]{0,8}/"
 
@@ -112,7 +115,7 @@ class GrammarCompiler:
 
     ``vocab_size``: rows of the model's head, which may be more than the tokenizer has tokens; the
     rows beyond are never allowed. The tokenizer's data (its vocabulary as a tree of bytes: about
-    100 MB and 1 to 2 s for 262,144 tokens) is built at the first grammar. Safe to call from several
+    50 MB and 2 s for 262,144 tokens) is built at the first grammar. Safe to call from several
     threads, and better not called on an event loop.
     """
 
@@ -316,7 +319,9 @@ def _tokenizer_data(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
                 parse_special=False,
             )
 
-    data = LLTokenizer(TokenizerWrapper(Source()), n_vocab=vocab_size, eos_token=eos)
+    data = LLTokenizer(
+        TokenizerWrapper(Source()), n_vocab=vocab_size, eos_token=eos, slices=_TOKEN_SETS
+    )
     give_back_heap()
     return data
 
