@@ -187,8 +187,8 @@ def test_failures_are_counted_and_named(failing: str, message: str) -> None:
     assert arm.load.failed > 0 and arm.load.finished == 0
     assert any(message in text for text in arm.load.errors), arm.load.errors
     assert any(message in f.message for f in arm.failures)
-    # Two clients, half a second, a tenth of a second between attempts at the least.
-    assert len(asked) - 2 <= 2 * 7
+    # Two clients, half a second, a tenth of a second between attempts: not hundreds.
+    assert len(asked) - 2 <= 2 * 12
 
 
 def test_memory_of_the_servers_processes() -> None:
