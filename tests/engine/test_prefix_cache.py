@@ -100,6 +100,18 @@ def test_several_prefixes_at_once(llm, cold) -> None:
             assert got.cached_tokens == (len(system) // BLOCK * BLOCK if turn else 0)
 
 
+def test_a_burst_computes_its_common_beginning_once(model, cold) -> None:
+    llm = LLM(model, threads=2, chunk_size=64)
+    rng = random.Random(8)
+    system = tokens(rng, 260)
+    prompts = [system + tokens(rng, 20) for _ in range(6)]
+    short = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, logprobs=2)
+    outputs = llm.generate(prompts, short)
+    assert all(same(a, b) for a, b in zip(outputs, cold.generate(prompts, short), strict=True))
+    assert [o.cached_tokens for o in outputs] == [0] + [8 * BLOCK] * 5
+    assert llm.counters.cached_tokens == 5 * 8 * BLOCK
+
+
 def test_random_conversations_in_a_small_pool(model, cold) -> None:
     """Branching conversations, evictions and preemptions, against an engine without a cache."""
     rng = random.Random(4)

@@ -140,11 +140,35 @@ class BlockManager:
         n = len(self.plan.groups)
         return SequenceBlocks([[] for _ in range(n)], [0] * n)
 
+    def known(self, chain: BlockChain, tokens: Sequence[int]) -> int:
+        """Leading tokens with which a sequence could begin now: every block is there of the groups
+        that see all, and of sliding groups those that the next row sees."""
+        count = (len(tokens) - 1) // BLOCK
+        groups = list(enumerate(g for g, _ in self.plan.groups))
+        for g, group in groups:
+            if not group.window:
+                gaps = (i for i in range(count) if self._find(g, chain, i, tokens) < 0)
+                count = next(gaps, count)
+        while count:
+            seen = (
+                (g, i)
+                for g, group in groups
+                if group.window
+                for i in range(_first_seen(group, count * BLOCK), count)
+            )
+            gaps = (i for g, i in seen if self._find(g, chain, i, tokens) < 0)
+            # Every longer beginning would need that block too, so the next try ends before it.
+            gap = next(gaps, None)
+            if gap is None:
+                break
+            count = gap
+        return count * BLOCK
+
     def adopt(self, seq: SequenceBlocks, chain: BlockChain, tokens: Sequence[int]) -> int:
         """Gives a new sequence the filled blocks of the longest known beginning of ``tokens``, and
         returns how many tokens those are. The last token is never among them, since its row has to
         be computed for its output."""
-        count = self._known(chain, tokens)
+        count = self.known(chain, tokens) // BLOCK
         for g, (group, _) in enumerate(self.plan.groups):
             first = _first_seen(group, count * BLOCK)
             blocks = [self._find(g, chain, i, tokens) for i in range(first, count)]
@@ -203,30 +227,6 @@ class BlockManager:
             seq.tables[g] = []
             seq.dropped[g] = 0
         seq.filled = 0
-
-    def _known(self, chain: BlockChain, tokens: Sequence[int]) -> int:
-        """Leading blocks of ``tokens`` from which a sequence can go on: every block of the groups
-        that see all, and those of sliding groups that the next row sees."""
-        count = (len(tokens) - 1) // BLOCK
-        groups = list(enumerate(g for g, _ in self.plan.groups))
-        for g, group in groups:
-            if not group.window:
-                gaps = (i for i in range(count) if self._find(g, chain, i, tokens) < 0)
-                count = next(gaps, count)
-        while count:
-            seen = (
-                (g, i)
-                for g, group in groups
-                if group.window
-                for i in range(_first_seen(group, count * BLOCK), count)
-            )
-            gaps = (i for g, i in seen if self._find(g, chain, i, tokens) < 0)
-            # Every longer beginning would need that block too, so the next try ends before it.
-            gap = next(gaps, None)
-            if gap is None:
-                break
-            count = gap
-        return count
 
     def _find(self, group: int, chain: BlockChain, index: int, tokens: Sequence[int]) -> int:
         block = self.cache.find(group, chain.key(index, tokens))

@@ -73,7 +73,8 @@ class Request:
         self.prompt_length = len(prompt_token_ids)
         self.tokens = list(prompt_token_ids)
         self.computed = 0
-        self.cached_tokens = 0  # of the prompt: found in the pool when it was first admitted
+        self.fresh = True  # has not had a row since it was last admitted
+        self.cached_tokens = 0  # of the prompt: found in the pool before its first row
         self.blocks: SequenceBlocks | None = None
         self.chain = BlockChain(self.prompt_length)
         self.proposer: NgramProposer | None = None  # with speculation

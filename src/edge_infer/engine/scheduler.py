@@ -87,6 +87,8 @@ class Scheduler:
             if self.busy and not self.runner.blocks.used_blocks():
                 raise ExecutionError("No request can run although some are waiting.")
             return []
+        for s in shares:
+            self._has_rows(s.request)
         pieces = [self._piece(s) for s in shares]
         self.runner.run(pieces)
         self.counters.steps += 1
@@ -154,6 +156,8 @@ class Scheduler:
         self._admit()
         decoding = {s.request for s in shares}
         prompts = [r for r in self.running if r not in decoding]
+        for r in prompts:
+            self._adopt_more(r)
         counts = divide(self.runner.builder.max_rows - len(shares), [r.left for r in prompts])
         for r, count in zip(prompts, counts, strict=True):
             if count and r in self.running and self._reserve(r, r.computed + count):
@@ -205,15 +209,28 @@ class Scheduler:
         return leader is None or leader.finished or leader.computed >= leader.prompt_length
 
     def _start(self, request: Request, blocks: SequenceBlocks, cached: int) -> None:
-        if request.metrics.first_scheduled is None:
-            request.metrics.first_scheduled = time.perf_counter()
-            request.cached_tokens = min(cached, request.prompt_length)
-            self.counters.prompt_tokens += request.prompt_length
-            self.counters.cached_tokens += request.cached_tokens
         request.leader = None
         request.blocks = blocks
         request.computed = cached
+        request.fresh = True
         insort(self.running, request, key=_order)
+
+    def _adopt_more(self, request: Request) -> None:
+        """While a request waits for its first rows, others may compute a beginning it shares."""
+        if not (request.fresh and self.runner.options.enable_prefix_caching):
+            return
+        blocks, seq = self.runner.blocks, request.blocks
+        if seq is not None and blocks.known(request.chain, request.tokens) > request.computed:
+            blocks.free(seq)
+            request.computed = blocks.adopt(seq, request.chain, request.tokens)
+
+    def _has_rows(self, request: Request) -> None:
+        request.fresh = False
+        if request.metrics.first_scheduled is None:
+            request.metrics.first_scheduled = time.perf_counter()
+            request.cached_tokens = min(request.computed, request.prompt_length)
+            self.counters.prompt_tokens += request.prompt_length
+            self.counters.cached_tokens += request.cached_tokens
 
     def _reserve(self, request: Request, tokens: int) -> bool:
         assert request.blocks is not None

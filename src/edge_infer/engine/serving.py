@@ -8,6 +8,7 @@ in one call each.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 import threading
 import time
@@ -101,10 +102,11 @@ class ServingEngine:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no new requests, goes on with what there is for at most ``drain_seconds``, aborts
-        the rest and stops. Blocks until then; on an event loop use :meth:`aclose`."""
+        the rest and stops. Blocks until then; on an event loop use :meth:`aclose`. Called again,
+        it can only shorten the drain."""
         with self._changed:
-            if self._stop_at is None:
-                self._stop_at = time.monotonic() + drain_seconds
+            until = time.monotonic() + drain_seconds
+            self._stop_at = until if self._stop_at is None else min(self._stop_at, until)
             thread = self._thread
             self._changed.notify()
         if thread is not None:
@@ -248,10 +250,15 @@ class ServingEngine:
         except BaseException as e:  # nobody may wait for a thread that has died
             with self._changed:
                 self._stop_at = 0.0
-            self._fail(_as_error(e))
+                commands, self._commands = self._commands, deque()
+            with self.llm.lock:
+                for command in commands:
+                    with contextlib.suppress(Exception):
+                        command()
+                self._fail(_as_error(e))
+                while self._embeddings:
+                    self._end_embedding(_as_error(e))
             self._deliver()
-            while self._embeddings:
-                self._end_embedding(_as_error(e))
             raise
 
     def _loop(self) -> None:
@@ -261,6 +268,7 @@ class ServingEngine:
                     self._changed.wait()
                 commands, self._commands = self._commands, deque()
                 stop_at = self._stop_at
+            self._idle_since = time.monotonic()
             with self.llm.lock:
                 for command in commands:
                     command()
