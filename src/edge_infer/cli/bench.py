@@ -64,7 +64,7 @@ def _print_arm(arm: Arm) -> None:
         print(f"  {failure.stage} failed: {failure.message} [{failure.code}]")
 
 
-def _finish(artifact: Artifact, output: Path | None, as_json: bool) -> None:
+def finish(artifact: Artifact, output: Path | None, as_json: bool) -> None:
     """Writes and prints the artifact; a failed part makes the exit code 1."""
     if output is not None:
         write_artifact(artifact, output)
@@ -151,7 +151,7 @@ def bench(
             pid=pid,
             timeout=timeout,
         )
-        _finish(load(asked, say), output, as_json)
+        finish(load(asked, say), output, as_json)
         return
     if model is None:
         raise ConfigError("There is nothing to measure.", remedy="Name a model, or give --url.")
@@ -172,7 +172,7 @@ def bench(
         starts=starts,
         timeout=timeout,
     )
-    _finish(measure(options, say), output, as_json)
+    finish(measure(options, say), output, as_json)
 
 
 @command
@@ -208,4 +208,4 @@ def compare(
         kv_cache_dtype=kv_cache_dtype,
         timeout=timeout,
     )
-    _finish(measure(CompareOptions(options, peer_model, passes, peer), say), output, as_json)
+    finish(measure(CompareOptions(options, peer_model, passes, peer), say), output, as_json)

@@ -240,6 +240,13 @@ def bench_command(options: BenchOptions) -> list[str]:
     return command + optional_flags(options)
 
 
+def with_settings(options: Any) -> dict[str, Any]:
+    """The settings of the engine that are given, as arguments of LLM."""
+    names = ("threads", "weights", "chunk_size", "kv_cache_dtype")
+    found = {name: getattr(options, name) for name in names}
+    return {name: value for name, value in found.items() if value is not None}
+
+
 def optional_flags(options: BenchOptions) -> list[str]:
     """The options that differ from their defaults, as words of a command line."""
     words = []

@@ -24,7 +24,8 @@ def _open(options: dict[str, Any]) -> Any:
     return LLM(options["model"], **arguments)
 
 
-def _info(llm: Any) -> dict[str, Any]:
+def info(llm: Any) -> dict[str, Any]:
+    """What an open model says about itself."""
     from edge_infer.models.traffic import weights_read
 
     runner = llm.runner
@@ -111,7 +112,7 @@ def speed(options: dict[str, Any], events: ChildEvents) -> None:
     """Prefill and decode speed on random tokens, then a streaming read by the same threads."""
     opening = time.monotonic()
     llm = _open(options)
-    events.send("loaded", open_seconds=time.monotonic() - opening, info=_info(llm))
+    events.send("loaded", open_seconds=time.monotonic() - opening, info=info(llm))
     prompt, generate, repeat = (options[k] for k in ("prompt_tokens", "generate_tokens", "repeat"))
     timer = Timer(llm, options["context"], options["sequences"])
     if prompt:
@@ -166,7 +167,29 @@ def tokenizer(options: dict[str, Any], events: ChildEvents) -> None:
     events.send("end")
 
 
-STAGES = {"speed": speed, "first_token": first_token, "tokenizer": tokenizer}
+def init(options: dict[str, Any], events: ChildEvents) -> None:
+    """Memory from the start of a process to a context that is full."""
+    from edge_infer import SamplingParams
+
+    llm = _open(options)
+    events.send("opened")
+    params = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
+    llm.generate([options["text"]], params)
+    events.send("first_token")
+    time.sleep(0.2)
+    events.send("settled")
+    draw = random.Random(0)
+    tokens = [draw.randrange(llm.vocab_size) for _ in range(options["context"])]
+    (request,) = llm.new_requests({"prompt_token_ids": tokens}, _params(2))
+    llm.scheduler.add(request)
+    while not request.generated:
+        llm.scheduler.step()
+    # One token is still to come, so the request has its blocks.
+    events.send("filled", kv_bytes=llm.kv_use().bytes, info=info(llm))
+    events.send("end")
+
+
+STAGES = {"speed": speed, "first_token": first_token, "tokenizer": tokenizer, "init": init}
 
 
 def main() -> None:

@@ -68,8 +68,14 @@ class Child:
     """
 
     def __init__(
-        self, module: str, options: dict[str, Any], cpus: Sequence[int], timeout: float
+        self,
+        module: str,
+        options: dict[str, Any],
+        cpus: Sequence[int],
+        timeout: float,
+        interval: float = 0.02,
     ) -> None:
+        """``interval``: seconds between two samples of the memory."""
         self._what = module
         self._stderr = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self.started = time.monotonic()
@@ -81,7 +87,7 @@ class Child:
                 stderr=self._stderr,
                 text=True,
             )
-        self.sampler = PeakSampler(self._process.pid)
+        self.sampler = PeakSampler(self._process.pid, interval)
         self._timed_out = False
         self._timer = threading.Timer(timeout, self._expire)
         self._timeout = timeout

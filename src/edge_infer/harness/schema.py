@@ -19,6 +19,7 @@ from edge_infer.harness.schema_agent import AgentResults
 from edge_infer.harness.schema_fidelity import Fidelity
 from edge_infer.harness.schema_grid import LEAST_PASSES, GridRun, Interval, ProbeResult, Status
 from edge_infer.harness.schema_load import LoadRun
+from edge_infer.harness.schema_profile import StepProfile
 
 SCHEMA_VERSION: Literal[1] = 1
 
@@ -207,6 +208,7 @@ class Arm(Record):
     memory: MemoryReport | None = None
     agent: AgentResults | None = None
     load: LoadRun | None = None
+    profiles: list[StepProfile] = []
     metrics: list[Metric] = []
     fidelity: Fidelity | None = None
     failures: list[Failure] = []
