@@ -272,6 +272,14 @@ def test_malformed_calls_come_back_as_text_with_a_warning(name, written, caplog)
     assert "comes back as text" in caplog.text
 
 
+@pytest.mark.parametrize("name", ["mistral-list", "llama3"])
+def test_what_follows_a_call_in_a_list_may_be_malformed(name) -> None:
+    lead = {"mistral-list": ", ", "llama3": "; "}[name]
+    good = WRITE[name]([("move", GO)]).removesuffix("]")
+    text, calls = read_any_cut(name, good + lead + "and so on")
+    assert (text, decoded(calls)) == ("and so on", [("move", GO)])
+
+
 def test_a_call_after_a_malformed_one_is_read() -> None:
     good = WRITE["hermes"]([("move", GO)])
     text, calls = read_any_cut("hermes", "<tool_call>nothing</tool_call> then " + good)

@@ -110,7 +110,11 @@ class ToolStream(ABC):
         """The opening tag and ``raw``, which was taken from the buffer, are text after all."""
         log.warning("A tool call comes back as text: %s.", why)
         self._in_call = False
-        self._text(self._opening + raw)
+        self._text(self._opening_text() + raw)
+
+    def _opening_text(self) -> str:
+        """The tag that led to the call."""
+        return self._opening
 
 
 class JsonToolStream(ToolStream):
@@ -150,6 +154,10 @@ class JsonToolStream(ToolStream):
         self._name = ""
         self._value = JsonEnd()
         self._pending = ""  # arguments that are not given out yet
+        self._another = False  # the call follows one under the same opening tag
+
+    def _opening_text(self) -> str:
+        return "" if self._another else self._opening
 
     def _text_step(self) -> bool:
         if not self._at_start:
@@ -210,22 +218,24 @@ class JsonToolStream(ToolStream):
     def _footer_step(self) -> bool:
         """The call stands; what follows it may lead to another one."""
         window = self._buffer[:_MAX_FOOTER_CHARS]
-        for pattern, state in ((self._again, self._header_step), (self._footer, None)):
+        for pattern, another in ((self._again, True), (self._footer, False)):
             found = pattern.match(window) if pattern is not None else None
             if found is not None:
                 if found.end() == len(window) and not self._ended:
                     return False
                 self._buffer = self._buffer[found.end() :]
-                self._state = self._header_step
-                if state is None:
-                    self._end_call()
-                return True
+                return self._leave_call(another)
         if len(window) < _MAX_FOOTER_CHARS and not self._ended:
             return False
         if self._ended and _CUT_FOOTER.fullmatch(window):
             self._buffer = ""
+        return self._leave_call(False)
+
+    def _leave_call(self, another: bool) -> bool:
         self._state = self._header_step
-        self._end_call()
+        self._another = another
+        if not another:
+            self._end_call()
         return True
 
     def _give_up(self, why: str, raw: str) -> bool:
@@ -235,6 +245,7 @@ class JsonToolStream(ToolStream):
             self._text(raw)
         else:
             self._malformed(why, raw)
+        self._another = False
         return True
 
     def _looks_like_call(self, raw: str) -> bool:
