@@ -138,10 +138,11 @@ def test_a_host_that_cannot_be_had_is_named() -> None:
             process.bind(host, 0)
 
 
-def test_a_chat_template_that_is_not_there_stops_the_start(start_server) -> None:
+@pytest.mark.parametrize("option", ["chat_template", "tool_format"])
+def test_a_template_or_format_that_is_not_there_stops_the_start(start_server, option) -> None:
     with (
         pytest.raises(ConfigError, match="nothing"),
-        start_server(ServerConfig(chat_template="nothing")),
+        start_server(ServerConfig(**{option: "nothing"})),
     ):
         pass
 

@@ -22,6 +22,7 @@ from edge_infer.server.errors import ApiError
 from edge_infer.server.grammar import GrammarCompiler, GrammarSpec
 from edge_infer.server.metrics import Metrics
 from edge_infer.server.response_store import ResponseStore
+from edge_infer.server.tools import format_for
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -43,6 +44,8 @@ class ServerContext:
         self.templates = ChatTemplates(self.tokenizer, config)
         if config.chat_template is not None:
             self.templates.get()  # what is wrong with it is said now, and not to a client
+        if config.tool_format is not None:
+            format_for(None, config.tool_format)  # likewise
         self._grammars = self._new_compiler()
         self.metrics = Metrics(engine)
         self.responses = ResponseStore()
