@@ -54,7 +54,6 @@ class Generation:
         self.cached_tokens = 0
         self.error: EdgeInferError | None = None
         self._cancel = cancel
-        self._requests = requests
         self._loop = loop
         self._deltas: deque[Delta] = deque()
         self._news = asyncio.Event()
@@ -114,10 +113,10 @@ class LiveGeneration:
     """The stepping thread's side of a generation. It does not keep the caller's object alive: one
     that nobody holds any more cancels itself."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, requests: list[Request]) -> None:
         self.generation = weakref.ref(generation)
         self.loop = generation._loop
-        self.requests = generation._requests
+        self.requests = requests
         self.unfinished = list(self.requests)
 
     def deltas(self) -> list[Delta]:

@@ -142,7 +142,7 @@ class ServingEngine:
             self._leave(params.n)
             raise
         generation = Generation(requests, loop, self._cancel)
-        live = LiveGeneration(generation)
+        live = LiveGeneration(generation, requests)
         self._command(lambda: self._add(live))
         return generation
 
