@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from importlib.metadata import version
@@ -29,7 +30,7 @@ class Vllm:
             skip_tokenizer_init=True,
             disable_log_stats=False,  # the times of tokens come with them
         )
-        self.vocabulary = int(self._llm.model_config.get_vocab_size())
+        self.vocabulary = int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])
         self.settings: dict[str, Any] = {
             "dtype": "bfloat16",
             "enforce_eager": eager,
