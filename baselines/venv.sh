@@ -18,6 +18,12 @@ make_venv() {
   "$venv/bin/python" -m pip install -q -r "$here/requirements.txt" ||
     "$venv/bin/python" -m pip install -q -r "$here/requirements.txt" \
       --extra-index-url "${TORCH_CPU_INDEX:-https://download.pytorch.org/whl/cpu}"
+  # PyPI's torchvision, torchaudio and torchcodec are CUDA builds: beside a CPU torch they fail to
+  # import and take transformers and vLLM with them; absent, they are not missed.
+  for module in torchvision torchaudio torchcodec; do
+    "$venv/bin/python" -c "import $module" 2>/dev/null ||
+      "$venv/bin/python" -m pip uninstall -qq -y "$module"
+  done
   cp "$here/requirements.txt" "$stamp"
   echo "$venv is ready"
 }
