@@ -18,14 +18,26 @@ function size(bytes) {
   return `${(bytes / 2 ** 20).toFixed(bytes < 10 * 2 ** 20 ? 1 : 0)} MiB`;
 }
 
+/** Owners by the word before a colon ("library: numpy"), largest first. */
+function grouped(owners) {
+  const sums = new Map();
+  for (const { name, bytes } of owners) {
+    const group = name.split(":")[0];
+    sums.set(group, (sums.get(group) ?? 0) + bytes);
+  }
+  const sorted = [...sums].filter(([, bytes]) => bytes > 0).sort((a, b) => b[1] - a[1]);
+  return sorted.map(([name, bytes]) => ({ name, bytes }));
+}
+
 function drawMemory(owners, budget) {
-  const sorted = owners.filter((o) => o.bytes > 0).sort((a, b) => b.bytes - a.bytes);
+  const sorted = grouped(owners);
   const shown = sorted.slice(0, COLOURS);
   const rest = sorted.slice(COLOURS).reduce((sum, o) => sum + o.bytes, 0);
   if (rest) shown.push({ name: "other", bytes: rest });
   const used = shown.reduce((sum, o) => sum + o.bytes, 0);
-  const whole = Math.max(used, budget ?? 0);
   $("memory-value").textContent = budget ? `${size(used)} of ${size(budget)}` : size(used);
+  $("memory-meter").hidden = !budget;
+  if (budget) $("memory-meter").value = used / budget;
   const bar = $("memory-bar");
   bar.replaceChildren();
   const body = $("memory-table").tBodies[0];
@@ -39,17 +51,15 @@ function drawMemory(owners, budget) {
     head.append(swatch, name);
     tr.append(head);
     tr.insertCell().textContent = size(bytes);
-    return tr;
   };
   for (const [i, owner] of shown.entries()) {
     const part = document.createElement("span");
     part.className = `owner-${i}`;
-    part.style.width = `${(100 * owner.bytes) / whole}%`;
+    part.style.width = `${(100 * owner.bytes) / used}%`;
     part.title = `${owner.name}: ${size(owner.bytes)}`;
     bar.append(part);
     row(owner.name, owner.bytes, `owner-${i}`);
   }
-  if (whole > used) row("free of the budget", whole - used, "owner-free").className = "rest";
 }
 
 function drawRate(rate) {
