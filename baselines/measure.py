@@ -3,7 +3,7 @@
 Prefill is the time of a prompt of N random tokens from an empty cache to its first token; decode
 is N steps of one token after a prompt of one token, or of CONTEXT tokens; "decode.together" is the
 same for several sequences at once. The same meaning as in `edge-infer bench`. A warm-up precedes
-each. The last line of stdout is one JSON document.
+each. One line of stdout is the JSON document.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "bench.py").write_text(
         f"import json, sys\ndocument = {GOOD!r}\n"
         "document['settings']['words'] = ' '.join(sys.argv[1:])\n"
-        "print('a library says hello')\nprint(json.dumps(document))\n"
+        "print('a library says hello')\nprint(json.dumps(document))\nprint('and goodbye')\n"
     )
     monkeypatch.chdir(tmp_path)
     return folder

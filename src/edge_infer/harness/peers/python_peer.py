@@ -44,9 +44,13 @@ def find_baseline(folder: str) -> Path:
 
 
 def parse_document(text: str) -> dict[str, Any]:
-    """The last line of bench.py's output. Raises ExecutionError where it is not what it writes."""
+    """The document in bench.py's output. Raises ExecutionError where there is none.
+
+    Libraries write to stdout too, before it and at their end: it is the last line with a brace.
+    """
     try:
-        document = json.loads(text.strip().splitlines()[-1])
+        lines = [line for line in text.splitlines() if line.startswith("{")]
+        document = json.loads(lines[-1])
         samples = document["samples"]
         values = [value for some in samples.values() for value in some]
         if not values or not all(math.isfinite(v) and v > 0 for v in values):
