@@ -15,9 +15,9 @@ from edge_infer.engine.tokenizer import Tokenizer
 from edge_infer.errors import ConfigError, ExecutionError, UnsupportedError
 from edge_infer.harness import divergence
 from edge_infer.harness.divergence import Scores, log_softmax
-from edge_infer.harness.fidelity import FidelityOptions, fidelity, summarize
-from edge_infer.harness.logits_file import LogitsFile
-from edge_infer.harness.predictions import chunk_text, greedy
+from edge_infer.harness.fidelity import FidelityOptions, fidelity, score, summarize
+from edge_infer.harness.logits_file import LogitsFile, LogitsWriter
+from edge_infer.harness.predictions import FilePredictions, chunk_text, greedy
 from edge_infer.harness.schema import Artifact
 
 TEXT = "The quick brown fox jumps over the lazy dog. " * 12
@@ -217,6 +217,20 @@ def test_llama_cpp_as_a_peer(models, tmp_path, monkeypatch) -> None:
     assert f"-m {gguf} -f {text}" in asked
     assert "-c 64 -b 64 --chunks 2 --kl-divergence-base" in asked
     assert str(tmp_path) not in json.dumps(artifact.model_dump())
+
+
+def test_a_file_is_taken_as_it_is(tmp_path) -> None:
+    """The format lifts what is improbable; that must not count against what is probable."""
+    vocab, tokens = 1 << 17, np.zeros((1, 16), np.int32)
+    logits = np.full((7, vocab), -30.0, np.float32)
+    logits[:, 0] = 0.0
+    writer = LogitsWriter(tmp_path / "f", tokens, vocab)
+    writer.add(logits)
+    writer.close()
+    file = FilePredictions(tmp_path / "f")
+    (scores,) = score(file, [file], tokens, None)
+    # normalized again, the 131071 lifted tokens of e^-16 each would take 1.5% of the probability
+    assert scores.nll == pytest.approx([0.0] * 7, abs=1e-4)
 
 
 def test_what_does_not_go_together(models, tmp_path) -> None:

@@ -124,9 +124,12 @@ def score(
             if writer is not None:
                 writer.add(blocks[0])
             for i, row in enumerate(rows):  # one row at a time stays in the CPU's caches
-                expected = log_softmax(blocks[0][i])
-                for mine, logits in zip(scores, blocks[1:], strict=True):
-                    mine.add(expected, log_softmax(logits[i]), int(tokens[index, row + 1]))
+                expected, *found = (
+                    values[i] if source.normalized else log_softmax(values[i])
+                    for source, values in zip((reference, *models), blocks, strict=True)
+                )
+                for mine, log_p in zip(scores, found, strict=True):
+                    mine.add(expected, log_p, int(tokens[index, row + 1]))
         progress(index + 1, chunks)
     return scores
 

@@ -23,10 +23,11 @@ NUMERICS = ("prefill", "decode")
 
 
 class Predictions(Protocol):
-    """Logits (or log-probabilities) of every scored position of a chunk."""
+    """Logits, or log-probabilities where ``normalized``, of every scored position of a chunk."""
 
     name: str
     vocab_size: int
+    normalized: bool
 
     def blocks(self, chunk: int, tokens: list[int]) -> Iterator[npt.NDArray[np.float32]]:
         """[at most ROWS, vocabulary] at a time, in order; valid until the next one is asked for."""
@@ -41,6 +42,8 @@ def row_blocks(context: int) -> Iterator[range]:
 
 class EnginePredictions:
     """A model run by the native engine. ``numerics``: as prompt rows, or as generated ones."""
+
+    normalized = False
 
     def __init__(
         self,
@@ -127,7 +130,10 @@ def greedy(
 
 
 class FilePredictions:
-    """Log-probabilities of a file in llama-perplexity's format."""
+    """Log-probabilities of a file in llama-perplexity's format. They are taken as they are: the
+    format lifts the tail, and over a large vocabulary that adds percents to their sum."""
+
+    normalized = True
 
     def __init__(self, path: Path) -> None:
         self.file = LogitsFile(path)
