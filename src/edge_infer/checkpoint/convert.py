@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from edge_infer.checkpoint import layout
+from edge_infer.checkpoint.allocation import Importance, allocate
 from edge_infer.checkpoint.architectures import architecture, runs_natively
 from edge_infer.checkpoint.fingerprint import Fingerprints, tool_version
 from edge_infer.checkpoint.folder import Progress, require_empty, require_space, write_json
@@ -31,7 +32,7 @@ from edge_infer.checkpoint.safetensors_io import (
 from edge_infer.checkpoint.selection import Options, Packing, select
 from edge_infer.checkpoint.source import Source, SourceTensor, panel_rows
 from edge_infer.checkpoint.staging import staged_folder
-from edge_infer.errors import CheckpointError
+from edge_infer.errors import CheckpointError, ConfigError
 
 
 def open_source(path: str | Path) -> Source:
@@ -60,6 +61,8 @@ def convert(
     symmetric: bool = True,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    importance: Importance | None = None,
+    target_bpw: float | None = None,
     progress: Progress | None = None,
     notes: list[str] | None = None,
     origin: str | None = None,
@@ -71,6 +74,11 @@ def convert(
     False stores a minimum beside each 4-bit scale. Codes that are kept keep their form and their
     groups of 32 whatever ``group_size`` says. ``include`` and ``exclude`` are patterns of module
     names (``*.lm_head``): quantize what would be carried over, and the reverse.
+
+    ``importance``: the mean square of the input channels of modules, f32 [K] by name (see
+    `engine.calibration`); scales are fitted to it. ``target_bpw``: choose bits, group size and
+    minimum of every matrix so that the whole model has at most that many bits per weight; then
+    ``bits``, ``group_size`` and ``symmetric`` must be left alone.
 
     ``progress(done, total)`` counts bytes of the source. ``notes`` receives sentences for the user.
     ``origin`` names the source in provenance.json (default: its base name).
@@ -84,7 +92,12 @@ def convert(
     require_empty(destination)
     src = open_source(source)
     said = list(src.notes)
-    job = _Job(src, options, said)
+    if target_bpw is not None and (bits, group_size, symmetric) != (None, 32, True):
+        raise ConfigError(
+            "target_bpw chooses bits, group_size and symmetric for every matrix.",
+            remedy="Leave these out, or target_bpw.",
+        )
+    job = _Job(src, options, said, importance, target_bpw)
     if not runs_natively(src.config):
         said.append(
             f"The native engine has no architecture {architecture(src.config)!r}: "
@@ -112,6 +125,8 @@ def convert(
                         "symmetric": symmetric,
                         "include": list(include),
                         "exclude": list(exclude),
+                        "calibrated": importance is not None,
+                        "target_bpw": target_bpw,
                     },
                     "created": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                     "extras": sorted(extras),
@@ -128,10 +143,29 @@ def convert(
 class _Job:
     """The plan of one conversion: what is packed, what is carried, how large it gets."""
 
-    def __init__(self, source: Source, options: Options, notes: list[str]) -> None:
-        self.source, self.options = source, options
+    def __init__(
+        self,
+        source: Source,
+        options: Options,
+        notes: list[str],
+        importance: Importance | None,
+        target_bpw: float | None,
+    ) -> None:
+        self.source, self.options, self.importance = source, options, importance
         self.tied = tie(source, notes)
         self.packings = select(source, options)
+        if importance is not None:
+            _check_importance(source, self.packings, importance)
+        if target_bpw is not None:
+            carried = (s for t in source.tensors.values() if t.name not in self.packings
+                       for s in self._specs(t))  # fmt: skip
+            self.packings = allocate(
+                source,
+                self.packings,
+                target_bpw=target_bpw,
+                fixed_bits=8 * sum(s.nbytes for s in carried),
+                importance=importance,
+            )
         if not self.packings:
             notes.append("No tensor was quantized.")
         kept = [p for p in self.packings.values() if p.keep]
@@ -164,7 +198,11 @@ class _Job:
         with SafetensorsWriter(path, self.specs, {"format": "pt"}) as writer:
             for t in tensors:
                 packing = self.packings.get(t.name)
-                pieces = _carry(t, writer) if packing is None else _pack(t, packing, writer)
+                pieces = (
+                    _carry(t, writer)
+                    if packing is None
+                    else _pack(t, packing, writer, self.importance)
+                )
                 for share in pieces:
                     if progress:
                         progress(done + min(int(share * t.nbytes), t.nbytes), total)
@@ -215,15 +253,18 @@ def _carry(t: SourceTensor, writer: SafetensorsWriter) -> Iterator[float]:
         yield at / max(1, t.nbytes)
 
 
-def _pack(t: SourceTensor, p: Packing, writer: SafetensorsWriter) -> Iterator[float]:
+def _pack(
+    t: SourceTensor, p: Packing, writer: SafetensorsWriter, importance: Importance | None
+) -> Iterator[float]:
     """Row panels of each expert (or of the one matrix), quantized or repacked, into place."""
+    weights = None if importance is None else importance.get(p.module)
     *lead, n, k = t.shape
     step = panel_rows(k)
     at = {"codes": 0, "scales": 0, "minimums": 0}
     for expert in range(lead[0] if lead else 1):
         for start in range(0, n, step):
             first, last = expert * n + start, expert * n + min(start + step, n)
-            panel = _keep(t, p, first, last) if p.keep else _quantize(t, p, first, last)
+            panel = _keep(t, p, first, last) if p.keep else _quantize(t, p, first, last, weights)
             for kind, array in zip(("codes", "scales", "minimums"), panel, strict=True):
                 if array is not None:
                     writer.write(f"{p.module}.{kind}", at[kind], array)
@@ -231,12 +272,31 @@ def _pack(t: SourceTensor, p: Packing, writer: SafetensorsWriter) -> Iterator[fl
             yield last / max(1, t.rows)
 
 
-def _quantize(t: SourceTensor, p: Packing, first: int, last: int) -> Packed:
+def _quantize(
+    t: SourceTensor,
+    p: Packing,
+    first: int,
+    last: int,
+    importance: npt.NDArray[np.float32] | None,
+) -> Packed:
     values, dtype = t.floats(first, last)
     return quantize(
         values, dtype, bits=p.bits, group_size=p.group_size, symmetric=p.symmetric,
-        name=t.name, first_row=first,
+        name=t.name, first_row=first, importance=importance,
     )  # fmt: skip
+
+
+def _check_importance(source: Source, packings: dict[str, Packing], importance: Importance) -> None:
+    """ConfigError unless the importance belongs to this model: its modules and their widths."""
+    for name, packing in packings.items():
+        found = importance.get(packing.module)
+        if found is None:
+            raise ConfigError(f"The calibration has no module {packing.module}.")
+        if found.shape != (source.tensors[name].k,):
+            raise ConfigError(
+                f"The calibration has {found.shape} channels for {packing.module}, which has "
+                f"{source.tensors[name].k}."
+            )
 
 
 def _keep(t: SourceTensor, p: Packing, first: int, last: int) -> Packed:

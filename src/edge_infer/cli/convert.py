@@ -6,11 +6,15 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from edge_infer.cli.common import JsonOption, Stopwatch, command, megabytes, print_json
+from edge_infer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from edge_infer.checkpoint.allocation import Importance
 
 
 @contextmanager
@@ -68,6 +72,17 @@ def convert(
     exclude: Annotated[
         list[str] | None, typer.Option(help="Pattern of modules to leave alone; repeatable.")
     ] = None,
+    calibrate: Annotated[
+        str | None,
+        typer.Option(help="Fit scales to what the inputs of each matrix are on this text file."),
+    ] = None,
+    calibration_tokens: Annotated[
+        int, typer.Option(min=64, help="How much of the text is used.")
+    ] = 8192,
+    target_bpw: Annotated[
+        float | None,
+        typer.Option(help="Choose the form of each matrix, for this many bits a weight in all."),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Convert a model to the packed format."""
@@ -75,6 +90,9 @@ def convert(
 
     notes: list[str] = []
     clock = Stopwatch()
+    importance = None
+    if calibrate is not None:
+        importance = _calibrate(source, calibrate, calibration_tokens, quiet=as_json)
     with progress_bar(f"Converting {source.name}", not as_json) as progress:
         made = convert_checkpoint(
             source,
@@ -84,6 +102,8 @@ def convert(
             symmetric=not minimums,
             include=include or (),
             exclude=exclude or (),
+            importance=importance,
+            target_bpw=target_bpw,
             progress=progress,
             notes=notes,
         )
@@ -101,3 +121,29 @@ def convert(
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"{made}: {megabytes(size)} in {clock.seconds:.1f} s")
+
+
+def _calibrate(source: Path, text: str, count: int, *, quiet: bool) -> Importance:
+    """Runs the unquantized model over the beginning of a text."""
+    from edge_infer.checkpoint.resolve import cache_dir
+    from edge_infer.engine.calibration import input_importance
+    from edge_infer.engine.tokenizer import Tokenizer
+    from edge_infer.harness.corpus import find_text, read_text
+
+    if not source.is_dir():
+        raise ConfigError(
+            "Calibration runs the unquantized model, which a GGUF file is not.",
+            remedy="Make a folder of it with edge-infer dequantize, and convert that.",
+        )
+    words = read_text(find_text(text, cache_dir()))
+    tokens = Tokenizer.from_folder(source).encode(words, parse_special=False)[:count]
+    shown = -1
+
+    def show(done: int, total: int) -> None:
+        nonlocal shown
+        tenth = 10 * done // total
+        if not quiet and tenth > shown:
+            print(f"Calibrating: {done} of {total} tokens", file=sys.stderr)
+            shown = tenth
+
+    return input_importance(source, tokens, progress=show)

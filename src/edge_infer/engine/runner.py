@@ -88,6 +88,12 @@ class Piece:
 class ModelRunner:
     """One model: weights, program, KV pool and thread team."""
 
+    weights_type = Weights
+
+    def make_builder(self, **options: Any) -> ProgramBuilder:
+        """The builder of the program; calibration has one that keeps what linears read."""
+        return ProgramBuilder(**options)
+
     def __init__(self, path: str | Path, options: RunnerOptions) -> None:
         started = time.perf_counter()
         self.options = options
@@ -99,9 +105,9 @@ class ModelRunner:
         )
         self.weight_bytes = sum(f.stat().st_size for f in self.checkpoint.files)
         self._free = self._free_beside_weights()
-        self.weights = Weights(self.checkpoint, options.weights)
+        self.weights = self.weights_type(self.checkpoint, options.weights)
         outputs = options.max_num_seqs + (DRAFT_ROWS if options.speculative else 0)
-        self.builder = ProgramBuilder(
+        self.builder = self.make_builder(
             max_rows=max(options.chunk_size, options.max_num_seqs),
             max_outputs=max(outputs, options.chunk_size) if options.all_outputs else outputs,
         )
