@@ -25,7 +25,7 @@ def recordings(tmp_path_factory):
         chunk_size=CHUNK,
         threads=2,
     )
-    options = ProfileOptions("m", context=20, prompt_tokens=40, steps=6)
+    options = ProfileOptions("m", context=20, prompt_tokens=40, steps=24)
     prefill, decode = profile_steps(llm, options)
     assert llm.kv_use().running == 0
     return llm, prefill, decode
@@ -53,7 +53,7 @@ def test_native_clock_lies_inside_the_calls(recordings) -> None:
 def test_steps_are_the_ones_asked_for(recordings) -> None:
     _, prefill, decode = recordings
     assert prefill.rows == [CHUNK, CHUNK, 8]  # after 32 tokens: 20 in whole chunks
-    assert decode.rows == [1] * 6
+    assert decode.rows == [1] * 24
 
 
 def test_traffic_is_that_of_the_recorded_steps(recordings) -> None:

@@ -101,6 +101,8 @@ class _Recording:
                 scheduler.step()
                 self.walls.append(time.perf_counter() - start)
                 rows = request.computed - computed
+                if not rows:
+                    raise ExecutionError("The request ended before the steps to profile.")
                 self.rows.append(rows)
                 outputs = len(request.tokens) - tokens
                 dtype = runner.options.kv_cache_dtype
@@ -165,7 +167,7 @@ def profile_steps(llm: Any, options: ProfileOptions) -> tuple[_Recording, _Recor
         from edge_infer import SamplingParams
 
         tokens = [draw.randrange(llm.vocab_size) for _ in range(length)]
-        params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False)
+        params = SamplingParams(temperature=0.0, ignore_eos=True, detokenize=False, max_tokens=None)
         (made,) = llm.new_requests({"prompt_token_ids": tokens}, params)
         llm.scheduler.add(made)
         return made
