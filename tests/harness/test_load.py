@@ -285,3 +285,10 @@ def test_command_writes_the_artifact(tmp_path) -> None:
     assert artifact.kind == "load"
     assert artifact.command[:3] == ["edge-infer", "bench", "--url"]
     assert "between tokens" in done.stdout and "throughput" in done.stdout
+
+
+def test_an_answer_cut_before_its_usage_is_not_finished() -> None:
+    """A window may end between the two events, and the tokens would be missing."""
+    answer = Answer(sent=0.0)
+    answer.take({"choices": [{"text": "x", "finish_reason": "length"}]})
+    assert answer.reason and not answer.finished

@@ -23,7 +23,10 @@ class Answer:
     """One for each event that carried text."""
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    reason: bool = False
+    """A finish_reason came; usage may follow it."""
     finished: bool = False
+    """The stream ended after it: everything that belongs to the answer is here."""
     error: str | None = None
     retry_after: float = 0.0
 
@@ -43,7 +46,7 @@ class Answer:
             if text:
                 self.arrivals.append(time.monotonic())
             if choice.get("finish_reason"):
-                self.finished = True
+                self.reason = True
 
 
 def _count(value: Any) -> int | None:
@@ -74,6 +77,7 @@ async def ask(client: httpx.AsyncClient, path: str, body: dict[str, Any], answer
                 answer.error = f"the answer is {kind or 'of no type'}, not text/event-stream"
                 return
             await _events(response, answer)
+        answer.finished = answer.reason
         if not answer.finished:
             answer.error = "the stream ended without a finish_reason"
     except httpx.TimeoutException as error:
