@@ -4,40 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
-from byte_model import write_model
 from serving_client import read, settle, tokens
 
 from edge_infer import LLM, SamplingParams
-from edge_infer.checkpoint.convert import convert
 from edge_infer.engine.serving import ServingEngine
 from edge_infer.errors import CapacityError, ConfigError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("serving")
-    return convert(write_model(root / "hf"), root / "packed", bits=4)
-
-
-@pytest.fixture(scope="module")
-def llm(model) -> LLM:
-    return LLM(model, threads=2)
-
-
-@pytest.fixture
-def engine(llm):
-    engine = ServingEngine(llm)
-    engine.start()
-    yield engine
-    engine.close()
-    assert not llm.scheduler.busy and llm.runner.blocks.used_blocks() == 0
-    assert engine.stats().waiting == engine.stats().running == 0
 
 
 def test_embeddings_are_pooled_hidden_states(llm) -> None:

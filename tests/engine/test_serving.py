@@ -6,41 +6,18 @@ import asyncio
 import gc
 import random
 import weakref
-from pathlib import Path
 
 import numpy as np
 import pytest
-from byte_model import VOCAB, write_model
+from byte_model import VOCAB
 from serving_client import read, settle, text, tokens
 
 from edge_infer import LLM, SamplingParams
-from edge_infer.checkpoint.convert import convert
 from edge_infer.engine.serving import Delta, ServingEngine
 from edge_infer.errors import CapacityError, ConfigError, EngineStoppedError, QueueFullError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
 EOS = 257
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    root = tmp_path_factory.mktemp("serving")
-    return convert(write_model(root / "hf"), root / "packed", bits=4)
-
-
-@pytest.fixture(scope="module")
-def llm(model) -> LLM:
-    return LLM(model, threads=2)
-
-
-@pytest.fixture
-def engine(llm):
-    engine = ServingEngine(llm)
-    engine.start()
-    yield engine
-    engine.close()
-    assert not llm.scheduler.busy and llm.runner.blocks.used_blocks() == 0
-    assert engine.stats().waiting == engine.stats().running == 0
 
 
 @pytest.mark.parametrize("sampled", [{"temperature": 0}, {"temperature": 1.0, "seed": 5}])

@@ -247,6 +247,14 @@ def with_settings(options: Any) -> dict[str, Any]:
     return {name: value for name, value in found.items() if value is not None}
 
 
+def setting_flags(options: Any) -> list[str]:
+    """The same as words of a command line."""
+    words = []
+    for name, value in with_settings(options).items():
+        words += ["--" + name.replace("_", "-"), str(value)]
+    return words
+
+
 def optional_flags(options: BenchOptions) -> list[str]:
     """The options that differ from their defaults, as words of a command line."""
     words = []

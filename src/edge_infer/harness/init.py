@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from edge_infer.errors import ConfigError
-from edge_infer.harness.bench import CHILD, TEXT, Progress, with_settings
+from edge_infer.harness.bench import CHILD, TEXT, Progress, setting_flags, with_settings
 from edge_infer.harness.identity import checkpoint_identity
 from edge_infer.harness.processes import Child
 from edge_infer.harness.provenance import edge_infer_build, now, portable, provenance
@@ -99,8 +99,7 @@ def init(options: InitOptions, progress: Progress = lambda text: None) -> Artifa
             samples.setdefault(name, []).append(float(value))
     command = ["edge-infer", "init", options.model, "--context", str(options.context)]
     command += ["--starts", str(options.starts)]
-    for name, value in with_settings(options).items():
-        command += ["--" + name.replace("_", "-"), str(value)]
+    command += setting_flags(options)
     arm = Arm(
         name="edge-infer",
         engine=edge_infer_build(),

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from edge_infer.errors import ConfigError, ExecutionError
-from edge_infer.harness.bench import Progress, with_settings
+from edge_infer.harness.bench import Progress, setting_flags, with_settings
 from edge_infer.harness.bench_child import info
 from edge_infer.harness.identity import checkpoint_identity
 from edge_infer.harness.provenance import edge_infer_build, now, portable, provenance
@@ -179,7 +179,7 @@ def profile_steps(llm: Any, options: ProfileOptions) -> tuple[_Recording, _Recor
                 raise ExecutionError("The request ended before the steps to profile.")
 
     chunk = llm.runner.builder.max_rows
-    start = -(-options.context // chunk) * chunk
+    start = prefill_start(llm, options.context)
     llm.scheduler.abort(_warm(llm, request(chunk)))
     prefill, decode = _Recording(llm), _Recording(llm)
     made = request(start + options.prompt_tokens)
@@ -191,6 +191,12 @@ def profile_steps(llm: Any, options: ProfileOptions) -> tuple[_Recording, _Recor
     decode.record(made, lambda: len(decode.walls) < options.steps)
     llm.scheduler.abort(made)
     return prefill, decode
+
+
+def prefill_start(llm: Any, context: int) -> int:
+    """The tokens before a profiled prefill: ``context`` in whole chunks."""
+    chunk = int(llm.runner.builder.max_rows)
+    return -(-context // chunk) * chunk
 
 
 def _warm(llm: Any, made: Any) -> Any:
@@ -231,10 +237,8 @@ def profile(options: ProfileOptions, progress: Progress = lambda text: None) -> 
     prefill, decode = profile_steps(llm, options)
     command = ["edge-infer", "profile", options.model, "--context", str(options.context)]
     command += ["--prompt-tokens", str(options.prompt_tokens), "--steps", str(options.steps)]
-    for name, value in with_settings(options).items():
-        command += ["--" + name.replace("_", "-"), str(value)]
+    command += setting_flags(options)
     described = info(llm)
-    start = -(-options.context // llm.runner.builder.max_rows) * llm.runner.builder.max_rows
     return Artifact(
         kind="profile",
         command=portable(command),
@@ -257,7 +261,7 @@ def profile(options: ProfileOptions, progress: Progress = lambda text: None) -> 
                 checkpoint=checkpoint_identity(folder),
                 profiles=[
                     step_profile("decode", options.context + 1, decode),
-                    step_profile("prefill", start, prefill),
+                    step_profile("prefill", prefill_start(llm, options.context), prefill),
                 ],
             )
         ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -10,7 +11,12 @@ from edge_infer.errors import ConfigError
 from edge_infer.server.grammar import GrammarSpec
 from edge_infer.server.tools.declared import ANY_OBJECT, Tool
 from edge_infer.server.tools.lark import LarkBuilder, either
-from edge_infer.server.tools.stream import ToolStream
+from edge_infer.server.tools.stream import JsonToolStream, ToolStream
+
+#: The beginning of a call as an object, up to its arguments.
+OBJECT_HEADER = re.compile(
+    r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:arguments|parameters)"\s*:\s*(?=\{)'
+)
 
 
 class ToolFormat(ABC):
@@ -69,6 +75,29 @@ class ToolFormat(ABC):
     def new_id(self) -> str:
         """An id for a call."""
         return f"call_{uuid.uuid4().hex[:24]}"
+
+
+class JsonToolFormat(ToolFormat):
+    """A format whose arguments are JSON; the attributes are those of :class:`JsonToolStream`."""
+
+    header: re.Pattern[str]
+    shape: str | None = None
+    footer: re.Pattern[str]
+    again: re.Pattern[str] | None = None
+    at_start = False
+
+    def stream(self, tools: Mapping[str, Tool], constrained: bool = False) -> ToolStream:
+        return JsonToolStream(
+            self.opening,
+            tools,
+            self.new_id,
+            header=self.header,
+            shape=self.shape,
+            footer=self.footer,
+            again=self.again,
+            at_start=self.at_start,
+            constrained=constrained,
+        )
 
 
 def _json_text(b: LarkBuilder, text: GrammarSpec) -> str:

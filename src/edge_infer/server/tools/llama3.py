@@ -4,22 +4,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 
 from edge_infer.server.tools.declared import Tool
-from edge_infer.server.tools.format import ToolFormat
+from edge_infer.server.tools.format import OBJECT_HEADER, JsonToolFormat
 from edge_infer.server.tools.lark import LarkBuilder, literal
-from edge_infer.server.tools.stream import JsonToolStream, ToolStream
-
-_HEADER = re.compile(
-    r'\s*\{\s*"name"\s*:\s*"(?P<name>[^"\\]+)"\s*,\s*"(?:parameters|arguments)"\s*:\s*(?=\{)'
-)
 
 
-class Llama3(ToolFormat):
+class Llama3(JsonToolFormat):
     name = "llama3"
     opening = ""
     tags = ()
+    header = OBJECT_HEADER
+    shape = '{"name":"'
+    footer = re.compile(r"\s*\}\s*")
+    again = re.compile(r"\s*\}\s*;\s*")
+    at_start = True
 
     def calls(self, b: LarkBuilder, call: str, parallel: bool) -> str:
         return f"{call} ({literal('; ')} {call})*" if parallel else call
@@ -37,16 +36,3 @@ class Llama3(ToolFormat):
     def call(self, b: LarkBuilder, tool: Tool) -> str:
         head = literal('{"name": "' + tool.name + '", "parameters": ')
         return f"{head} {b.json(tool.schema)} {literal('}')}"
-
-    def stream(self, tools: Mapping[str, Tool], constrained: bool = False) -> ToolStream:
-        return JsonToolStream(
-            self.opening,
-            tools,
-            self.new_id,
-            header=_HEADER,
-            shape='{"name":"',
-            footer=re.compile(r"\s*\}\s*"),
-            again=re.compile(r"\s*\}\s*;\s*"),
-            at_start=True,
-            constrained=constrained,
-        )

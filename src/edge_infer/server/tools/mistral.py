@@ -6,12 +6,10 @@ from __future__ import annotations
 import re
 import secrets
 import string
-from collections.abc import Mapping
 
 from edge_infer.server.tools.declared import Tool
-from edge_infer.server.tools.format import ToolFormat
+from edge_infer.server.tools.format import JsonToolFormat
 from edge_infer.server.tools.lark import LarkBuilder, literal
-from edge_infer.server.tools.stream import JsonToolStream, ToolStream
 
 _ALPHABET = string.ascii_letters + string.digits
 _LIST_HEADER = re.compile(
@@ -21,24 +19,15 @@ _ID = r'(?:\s*,\s*"id"\s*:\s*"[^"]*")?'  # which templates show in earlier calls
 _HEADER = re.compile(r"\s*(?P<name>[^\s\[\]{}]+)\s*(?:\[CALL_ID\][^\[]*)?\[ARGS\]\s*(?=\{)")
 
 
-class Mistral(ToolFormat):
+class Mistral(JsonToolFormat):
     name = "mistral"
     opening = "[TOOL_CALLS]"
     tags: tuple[str, ...] = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
+    header = _HEADER
+    footer = re.compile(r"\s*")
 
     def call(self, b: LarkBuilder, tool: Tool) -> str:
         return f"{literal(tool.name)} {b.tag('[ARGS]')} {b.json(tool.schema)}"
-
-    def stream(self, tools: Mapping[str, Tool], constrained: bool = False) -> ToolStream:
-        return JsonToolStream(
-            self.opening,
-            tools,
-            self.new_id,
-            header=_HEADER,
-            shape=None,
-            footer=re.compile(r"\s*"),
-            constrained=constrained,
-        )
 
     def new_id(self) -> str:
         """Nine letters and digits: the templates of this family refuse anything else."""
@@ -50,6 +39,9 @@ class MistralList(Mistral):
 
     name = "mistral-list"
     tags = ("[TOOL_CALLS]",)
+    header = _LIST_HEADER
+    footer = re.compile(rf"{_ID}\s*\}}\s*\]")
+    again = re.compile(rf"{_ID}\s*\}}\s*,\s*")
 
     def calls(self, b: LarkBuilder, call: str, parallel: bool) -> str:
         return f"{b.tag(self.opening)} {self._list(call, parallel)}"
@@ -64,15 +56,3 @@ class MistralList(Mistral):
     def call(self, b: LarkBuilder, tool: Tool) -> str:
         head = literal('{"name": "' + tool.name + '", "arguments": ')
         return f"{head} {b.json(tool.schema)} {literal('}')}"
-
-    def stream(self, tools: Mapping[str, Tool], constrained: bool = False) -> ToolStream:
-        return JsonToolStream(
-            self.opening,
-            tools,
-            self.new_id,
-            header=_LIST_HEADER,
-            shape=None,
-            footer=re.compile(rf"{_ID}\s*\}}\s*\]"),
-            again=re.compile(rf"{_ID}\s*\}}\s*,\s*"),
-            constrained=constrained,
-        )
