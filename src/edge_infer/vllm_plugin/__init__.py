@@ -1,0 +1,21 @@
+"""cpu_int4 in unmodified vLLM: the quantization method, its weight paths, and patches.
+
+vLLM calls `register` in each of its processes through the entry point group
+``vllm.general_plugins``; nothing here needs to be imported by hand. Torch and vllm are imported
+where they are used, so importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+_registered = False
+
+
+def register() -> None:
+    """Makes ``quantization="cpu_int4"`` known to vLLM in this process; safe to call again."""
+    global _registered
+    if _registered:
+        return
+    from edge_infer.vllm_plugin.config import register_config
+
+    register_config()
+    _registered = True

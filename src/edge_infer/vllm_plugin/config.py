@@ -1,0 +1,130 @@
+"""The quantization method ``cpu_int4``: which module is packed, and in what form."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.quantization import register_quantization_config
+from vllm.model_executor.layers.quantization.base_config import (
+    QuantizationConfig,
+    QuantizeMethodBase,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+
+from edge_infer.checkpoint.reader import QUANT_METHOD, Checkpoint, quantization_of
+from edge_infer.errors import CheckpointError, UnsupportedError
+from edge_infer.vllm_plugin.paths import Choice
+from edge_infer.vllm_plugin.segments import Form
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.utils import WeightsMapper
+
+
+class CpuInt4Config(QuantizationConfig):
+    """quantization_config of a checkpoint in the packed layout.
+
+    Raises UnsupportedError for a newer format version, CheckpointError for entries that make no
+    sense, ConfigError or DeviceError for a weight path that does not exist or cannot run here.
+    """
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__()
+        quantization = quantization_of({"quantization_config": config})
+        assert quantization is not None
+        modules = quantization.get("modules")
+        if not isinstance(modules, dict):
+            raise CheckpointError("quantization_config has no modules.")
+        self.forms = {name: Form.of(name, entry) for name, entry in modules.items()}
+        self.choice = Choice(quantization.get("weight_path"))
+        self.tied = False
+
+    @classmethod
+    def get_name(cls) -> str:
+        return QUANT_METHOD
+
+    @classmethod
+    def get_supported_act_dtypes(cls) -> list[torch.dtype]:
+        return [torch.bfloat16, torch.float16, torch.float32]
+
+    @classmethod
+    def get_min_capability(cls) -> int:
+        return 0
+
+    @staticmethod
+    def get_config_filenames() -> list[str]:
+        return []  # the config of the folder carries it
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any]) -> CpuInt4Config:
+        return cls(config)
+
+    def maybe_update_config(
+        self, model_name: str, hf_config: Any = None, revision: str | None = None
+    ) -> None:
+        """Validates all headers and shapes of a local folder before anything is loaded."""
+        if hf_config is not None:
+            text = hf_config.get_text_config()
+            self.tied = bool(getattr(text, "tie_word_embeddings", False))
+            # vLLM's compile cache key covers the model's config, and must cover the path: graphs
+            # of two paths call different operations.
+            settings = getattr(hf_config, "quantization_config", None)
+            if isinstance(settings, dict):
+                settings["weight_path"] = self.choice.path.name
+        if Path(model_name).is_dir():
+            Checkpoint.open(model_name)
+
+    def apply_vllm_mapper(self, hf_to_vllm_mapper: WeightsMapper) -> None:
+        self.forms = hf_to_vllm_mapper.apply_dict(self.forms)
+
+    def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> QuantizeMethodBase | None:
+        """Ours for packed modules, vLLM's own for the others."""
+        from edge_infer.vllm_plugin.embedding import CpuInt4EmbeddingMethod
+        from edge_infer.vllm_plugin.linear import CpuInt4LinearMethod
+
+        if isinstance(layer, ParallelLMHead):
+            if prefix in self.forms:
+                return CpuInt4EmbeddingMethod(self.choice, self.forms[prefix])
+            return CpuInt4EmbeddingMethod(self.choice, None) if self._head_is_tied() else None
+        if isinstance(layer, VocabParallelEmbedding):
+            if prefix in self.forms:
+                return CpuInt4EmbeddingMethod(self.choice, self.forms[prefix])
+            return UnquantizedEmbeddingMethod()
+        if isinstance(layer, LinearBase):
+            forms = self.forms_of(prefix)
+            return CpuInt4LinearMethod(self.choice, forms) if forms else UnquantizedLinearMethod()
+        return None
+
+    def _head_is_tied(self) -> bool:
+        return self.tied and any(name.endswith("embed_tokens") for name in self.forms)
+
+    def forms_of(self, prefix: str) -> list[Form]:
+        """The packed modules that vLLM's layer `prefix` consists of, in its order; may be empty.
+
+        Raises UnsupportedError when only some of the modules that vLLM merges are packed.
+        """
+        if prefix in self.forms:  # one module, or merged already in the checkpoint
+            return [self.forms[prefix]]
+        parent, _, last = prefix.rpartition(".")
+        parts = self.packed_modules_mapping.get(last, [])
+        names = [f"{parent}.{part}" if parent else part for part in parts]
+        found = [self.forms[name] for name in names if name in self.forms]
+        if found and len(found) != len(names):
+            plain = [name for name in names if name not in self.forms]
+            raise UnsupportedError(
+                f"vLLM runs {', '.join(names)} as one matrix, of which {', '.join(plain)} "
+                "is not quantized.",
+                remedy="Convert the model with all or none of these modules excluded.",
+            )
+        return found
+
+
+def register_config() -> None:
+    """Adds the method to vLLM's table; a second call changes nothing."""
+    register_quantization_config(QUANT_METHOD)(CpuInt4Config)

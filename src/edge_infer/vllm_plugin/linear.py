@@ -1,0 +1,55 @@
+"""Linear layers on packed matrices: column and row parallel, merged, QKV."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from vllm.model_executor.layers.linear import LinearMethodBase
+
+from edge_infer.errors import CheckpointError
+from edge_infer.vllm_plugin import loading
+from edge_infer.vllm_plugin.paths import Choice
+from edge_infer.vllm_plugin.segments import Form
+
+
+class CpuInt4LinearMethod(LinearMethodBase):
+    """One vLLM linear layer, which is one packed matrix or several side by side."""
+
+    def __init__(self, choice: Choice, forms: list[Form]) -> None:
+        self.choice, self.forms = choice, forms
+
+    def create_weights(
+        self,
+        layer: torch.nn.Module,
+        input_size_per_partition: int,
+        output_partition_sizes: list[int],
+        input_size: int,
+        output_size: int,
+        params_dtype: torch.dtype,
+        **extra_weight_attrs: Any,
+    ) -> None:
+        """Raises UnsupportedError for tensor parallelism, CheckpointError for other shapes."""
+        names = ", ".join(form.name for form in self.forms)
+        loading.refuse_sharding(layer, names)
+        n, k = sum(form.n for form in self.forms), {form.k for form in self.forms}
+        if k != {input_size_per_partition} or n != sum(output_partition_sizes):
+            raise CheckpointError(
+                f"the model's config needs [{sum(output_partition_sizes)}, "
+                f"{input_size_per_partition}] for {names}; the checkpoint has "
+                f"{', '.join(f'[{form.n}, {form.k}]' for form in self.forms)}."
+            )
+        loading.expect(layer, self.forms)
+
+    def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
+        segments = loading.collect(layer, self.forms)
+        if segments is not None:
+            layer.edge_infer_path = self.choice(segments)
+            layer.edge_infer_path.prepare(layer, segments)
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """x [..., K] -> [..., sum of n] in the dtype of x."""
+        out: torch.Tensor = layer.edge_infer_path.apply(layer, x, bias)
+        return out

@@ -1,0 +1,83 @@
+"""How loaded tensors reach a layer: kept by reference, so that the file's map stays the weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from edge_infer.errors import CheckpointError, UnsupportedError
+from edge_infer.vllm_plugin.segments import KINDS, Form, Segment
+
+ATTRIBUTE = "edge_infer_parts"
+_QKV = {"q": 0, "k": 1, "v": 2}
+
+
+def refuse_sharding(layer: torch.nn.Module, name: str) -> None:
+    """Raises UnsupportedError when vLLM wants to split the layer over several ranks."""
+    ranks = getattr(layer, "tp_size", 1)
+    if ranks > 1:
+        raise UnsupportedError(
+            f"tensor parallelism over {ranks} ranks would cut the packed matrix {name}.",
+            remedy="Use tensor_parallel_size=1: one process drives all CPUs of the machine.",
+        )
+
+
+def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
+    """Registers empty parameters ``codes``, ``scales``, ``minimums`` that take what is loaded.
+
+    Their ``weight_loader`` keeps the tensor that vLLM's loader delivers, which is a view of the
+    mapped file, instead of copying it.
+    """
+    parts: dict[int, dict[str, torch.Tensor]] = {}
+    setattr(layer, ATTRIBUTE, parts)
+    for kind in KINDS:
+        if kind == "minimums" and all(form.symmetric for form in forms):
+            continue
+
+        def keep(
+            param: torch.nn.Parameter,
+            loaded: torch.Tensor,
+            shard: Any = None,
+            kind: str = kind,
+            **_: Any,
+        ) -> None:
+            parts.setdefault(_order(shard), {})[kind] = loaded
+
+        parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
+        parameter.weight_loader = keep
+        layer.register_parameter(kind, parameter)
+
+
+def _order(shard: Any) -> int:
+    """Where a shard lies in its layer: q, k, v; a number; several numbers; or the whole layer."""
+    if shard is None:
+        return 0
+    if isinstance(shard, str):
+        return _QKV[shard]
+    return int(min(shard)) if isinstance(shard, tuple) else int(shard)
+
+
+def collect(layer: torch.nn.Module, forms: Sequence[Form]) -> list[Segment] | None:
+    """The segments of a loaded layer, checked; None when they were already taken.
+
+    Raises CheckpointError for tensors that are missing or do not fit their module's form.
+    """
+    parts: dict[int, dict[str, torch.Tensor]] | None = getattr(layer, ATTRIBUTE, None)
+    if parts is None:
+        return None
+    found = [parts[order] for order in sorted(parts)]
+    if len(found) != len(forms):
+        raise CheckpointError(
+            f"{len(found)} of {len(forms)} matrices were loaded for "
+            f"{', '.join(form.name for form in forms)}."
+        )
+    for form, tensors in zip(forms, found, strict=True):
+        for kind, tensor in tensors.items():
+            form.check(kind, tensor)
+    delattr(layer, ATTRIBUTE)
+    for kind in KINDS:
+        if kind in layer._parameters:
+            delattr(layer, kind)
+    return [Segment.of(form, tensors) for form, tensors in zip(forms, found, strict=True)]

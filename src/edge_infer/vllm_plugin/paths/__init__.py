@@ -1,0 +1,123 @@
+"""Weight paths: the ways in which packed matrices are multiplied inside vLLM.
+
+A path is chosen once a process: the flag EDGE_INFER_WEIGHT_PATH, else ``weight_path`` of the
+checkpoint's quantization_config, else ``native``. A path that this machine cannot run is refused at
+start. A matrix that the chosen path cannot take (8 bits, for most) goes to ``native``, which takes
+them all; `Choice.report` says how many did.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from edge_infer.errors import ConfigError, DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from edge_infer.vllm_plugin.segments import Segment
+
+FLAG = "EDGE_INFER_WEIGHT_PATH"
+DEFAULT = "native"
+# name -> module with a class `Path`
+MODULES = {"native": "edge_infer.vllm_plugin.paths.native"}
+
+
+class WeightPath(ABC):
+    """One way to multiply. Instances hold no weights: those live on the layer."""
+
+    name: str
+
+    def unavailable(self) -> str | None:
+        """Why this machine (or this vLLM build) cannot run the path; None when it can."""
+        return None
+
+    @abstractmethod
+    def refusal(self, segments: Sequence[Segment]) -> str | None:
+        """Why the path cannot take these matrices; None when it can."""
+
+    @abstractmethod
+    def prepare(self, layer: torch.nn.Module, segments: list[Segment]) -> None:
+        """Registers on `layer` what `apply` reads; repacks in blocks, where the path repacks.
+
+        The segments' tensors are views of the mapped file: a path that keeps them keeps the map,
+        one that repacks drops them.
+        """
+
+    @abstractmethod
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        """x [..., K] bf16, f16 or f32 -> [..., sum of n], in the dtype of x; bias [sum of n].
+
+        Runs inside torch.compile: only tensor operations and custom operations with fake kernels.
+        """
+
+    def embedding(
+        self, layer: torch.nn.Module, ids: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """Rows `ids` (int64, any shape) of the layer's one matrix, as dtype [..., K].
+
+        Called only on layers whose matrices `refusal_as_embedding` let pass.
+        """
+        raise NotImplementedError
+
+    def refusal_as_embedding(self, segments: Sequence[Segment]) -> str | None:
+        """Like `refusal`, for a vocabulary embedding (whose head may be tied to it)."""
+        if type(self).embedding is WeightPath.embedding:
+            return f"{self.name} has no row lookup"
+        return self.refusal(segments)
+
+
+def create(name: str) -> WeightPath:
+    """The path by its name; ConfigError when there is none of that name."""
+    if name not in MODULES:
+        raise ConfigError(
+            f"there is no weight path {name[:60]!r}.", remedy=f"Known: {', '.join(MODULES)}."
+        )
+    path: WeightPath = import_module(MODULES[name]).Path()
+    return path
+
+
+class Choice:
+    """The process's weight path, and what did not fit it."""
+
+    def __init__(self, configured: str | None = None) -> None:
+        """`configured`: ``weight_path`` of the quantization_config, which the flag overrides.
+
+        Raises ConfigError for an unknown name, DeviceError for a path that cannot run here.
+        """
+        name = os.environ.get(FLAG) or configured or DEFAULT
+        self.path = create(name)
+        self._native = self.path if name == DEFAULT else create(DEFAULT)
+        self._taken = 0
+        self._refused: dict[str, int] = {}
+        reason = self.path.unavailable()
+        if reason is not None:
+            raise DeviceError(
+                f"the weight path {name!r} cannot run here: {reason}.",
+                remedy=f"Unset {FLAG}, or set it to {DEFAULT}.",
+            )
+
+    def __call__(self, segments: Sequence[Segment], *, embedding: bool = False) -> WeightPath:
+        """The path for the matrices of one layer."""
+        refusal: Callable[[Sequence[Segment]], str | None] = (
+            self.path.refusal_as_embedding if embedding else self.path.refusal
+        )
+        reason = refusal(segments)
+        if reason is None:
+            self._taken += len(segments)
+            return self.path
+        self._refused[reason] = self._refused.get(reason, 0) + len(segments)
+        return self._native
+
+    def report(self) -> str:
+        """One sentence for the log."""
+        text = f"weight path {self.path.name}: {self._taken} matrices"
+        for reason, count in self._refused.items():
+            text += f"; {count} on {self._native.name} ({reason})"
+        return text

@@ -1,0 +1,118 @@
+"""One packed matrix as torch tensors: what vLLM's loader delivers and every weight path reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edge_infer.checkpoint import layout
+from edge_infer.errors import CheckpointError
+
+KINDS = ("codes", "scales", "minimums")
+
+
+@dataclass(frozen=True)
+class Form:
+    """How one module of the checkpoint is stored: an entry of ``quantization_config.modules``."""
+
+    name: str
+    n: int
+    k: int
+    bits: int
+    group_size: int
+    symmetric: bool
+    experts: int | None = None
+
+    @classmethod
+    def of(cls, name: str, entry: dict[str, Any]) -> Form:
+        """The entry `name`, which the checkpoint's reader has already validated."""
+        return cls(
+            name,
+            entry["n"],
+            entry["k"],
+            entry["bits"],
+            entry["group_size"],
+            entry["symmetric"],
+            entry.get("experts"),
+        )
+
+    def expected(self, kind: str) -> tuple[torch.dtype, tuple[int, ...]]:
+        """The dtype and shape of the tensor ``<name>.<kind>``."""
+        lead = () if self.experts is None else (self.experts,)
+        if kind == "codes":
+            dtype = torch.uint8 if self.bits == 4 else torch.int8
+            return dtype, lead + layout.codes_shape(self.n, self.k, self.bits, self.group_size)
+        return torch.float16, lead + layout.scales_shape(self.n, self.k, self.group_size)
+
+    def check(self, kind: str, tensor: torch.Tensor) -> None:
+        """Raises CheckpointError unless `tensor` is what ``<name>.<kind>`` has to be."""
+        if kind == "minimums" and self.symmetric:
+            raise CheckpointError(f"module {self.name} is symmetric, yet has minimums.")
+        dtype, shape = self.expected(kind)
+        if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+            raise CheckpointError(
+                f"tensor {self.name}.{kind} is {tensor.dtype} {tuple(tensor.shape)}; "
+                f"n={self.n}, k={self.k}, {self.bits} bits in groups of {self.group_size} "
+                f"need {dtype} {shape}.",
+                remedy="Convert the model again.",
+            )
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One matrix [n, k] in the packed layout (docs/edge/architecture.md).
+
+    codes: uint8 [N/16, K/8, 64] for 4 bits, int8 [N/16, K/4, 64] for 8; scales and minimums: fp16
+    [N/16, K/group_size, 16]; N and K padded to 16 and the group. Contiguous, on the CPU, and
+    normally a view of the mapped checkpoint: nobody writes to them.
+    """
+
+    name: str
+    codes: torch.Tensor
+    scales: torch.Tensor
+    minimums: torch.Tensor | None
+    n: int
+    k: int
+    bits: int
+    group_size: int
+
+    @classmethod
+    def of(cls, form: Form, parts: dict[str, torch.Tensor]) -> Segment:
+        """From the loaded tensors of one module; raises CheckpointError when one is missing."""
+        for kind in KINDS:
+            if kind not in parts and not (kind == "minimums" and form.symmetric):
+                raise CheckpointError(f"tensor {form.name}.{kind} is missing.")
+        return cls(
+            form.name,
+            parts["codes"],
+            parts["scales"],
+            parts.get("minimums"),
+            form.n,
+            form.k,
+            form.bits,
+            form.group_size,
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of codes, scales and minimums."""
+        return sum(t.nbytes for t in (self.codes, self.scales, self.minimums) if t is not None)
+
+    def dequantize(self, begin: int = 0, end: int | None = None) -> torch.Tensor:
+        """Channels [begin, end) as f32 [channels, k]; `begin` is a multiple of 16."""
+        import numpy as np
+
+        end = self.n if end is None else min(end, self.n)
+        blocks = slice(begin // layout.BLOCK_N, -(-end // layout.BLOCK_N))
+        minimums = None if self.minimums is None else self.minimums[blocks].numpy()
+        values = layout.dequantize(
+            self.codes[blocks].numpy(),
+            self.scales[blocks].numpy(),
+            minimums,
+            n=end - begin,
+            k=self.k,
+            bits=self.bits,
+        )
+        return torch.from_numpy(np.ascontiguousarray(values))

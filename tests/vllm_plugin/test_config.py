@@ -1,0 +1,64 @@
+"""Which vLLM layer reads which packed modules, and what the config refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from edge_infer.errors import CheckpointError, ConfigError, UnsupportedError
+from edge_infer.vllm_plugin.config import CpuInt4Config
+
+
+def entry(n: int, k: int = 64, **changes) -> dict:
+    return {"bits": 4, "group_size": 32, "symmetric": True, "n": n, "k": k} | changes
+
+
+def config(modules: dict | None = None, **changes) -> dict:
+    return {
+        "quant_method": "cpu_int4",
+        "version": 1,
+        "group_size": 32,
+        "symmetric": True,
+        "bits": 4,
+        "modules": modules or {},
+    } | changes
+
+
+MODULES = {f"model.layers.0.self_attn.{p}_proj": entry(32) for p in "qkv"}
+
+
+def test_merged_layers_consist_of_their_modules():
+    c = CpuInt4Config.from_config(config(MODULES | {"model.layers.0.mlp.down_proj": entry(64)}))
+    c.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    names = [
+        form.name.rpartition(".")[2] for form in c.forms_of("model.layers.0.self_attn.qkv_proj")
+    ]
+    assert names == ["q_proj", "k_proj", "v_proj"]
+    assert [form.n for form in c.forms_of("model.layers.0.mlp.down_proj")] == [64]
+    assert c.forms_of("model.layers.0.mlp.gate_proj") == []
+
+
+def test_partly_quantized_merge_is_refused_by_name():
+    modules = dict(MODULES)
+    del modules["model.layers.0.self_attn.v_proj"]
+    c = CpuInt4Config.from_config(config(modules))
+    c.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
+    with pytest.raises(UnsupportedError, match=r"self_attn\.v_proj is not quantized"):
+        c.forms_of("model.layers.0.self_attn.qkv_proj")
+
+
+def test_newer_version_is_refused():
+    with pytest.raises(UnsupportedError, match="version 2; this build reads version 1"):
+        CpuInt4Config.from_config(config(version=2))
+
+
+def test_without_modules():
+    with pytest.raises(CheckpointError, match="no modules"):
+        CpuInt4Config.from_config(config(modules=None) | {"modules": None})
+
+
+def test_unknown_weight_path(monkeypatch):
+    with pytest.raises(ConfigError, match="no weight path 'fast'"):
+        CpuInt4Config.from_config(config(weight_path="fast"))
+    monkeypatch.setenv("EDGE_INFER_WEIGHT_PATH", "faster")
+    with pytest.raises(ConfigError, match="no weight path 'faster'"):
+        CpuInt4Config.from_config(config(weight_path="native"))
