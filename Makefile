@@ -10,7 +10,8 @@ STAMPS := $(VENV)/.stamps
 PYTEST_ARGS ?= -v
 
 # What the native module is built from; a change here installs again (and compiles what changed).
-BUILT_FROM := pyproject.toml CMakeLists.txt $(shell find native -type f 2>/dev/null)
+BUILT_FROM := pyproject.toml CMakeLists.txt $(wildcard src/edge_infer_companions.*) \
+  $(shell find native -type f 2>/dev/null)
 CXX_FILES := $(shell find native -name '*.h' -o -name '*.cc' 2>/dev/null)
 REFERENCE := tests/requirements-reference.txt
 # Only the CPU build of torch will do: its local version (+cpu) is in the pin, and this index is
