@@ -24,6 +24,7 @@ namespace {
 
 using Logits = nb::ndarray<const float, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Mask = nb::ndarray<const uint32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using LogitRows = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using Ids = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
 void check_length(const char* what, size_t got, size_t want) {
@@ -44,6 +45,20 @@ SampleResult sample(SamplingState& state, Logits logits, std::optional<Mask> mas
   if (mask) check_length("mask", mask->size(), (vocab + 31) / 32);
   nb::gil_scoped_release release;
   return state.sample(logits.data(), mask ? mask->data() : nullptr);
+}
+
+std::vector<SampleResult> rows_logprobs(LogitRows logits, Ids tokens, int best) {
+  if (tokens.size() != logits.shape(0))
+    throw Error("invalid_parameter", std::to_string(tokens.size()) + " tokens came with " +
+                                         std::to_string(logits.shape(0)) + " rows of logits.");
+  const auto vocab = static_cast<int>(logits.shape(1));
+  nb::gil_scoped_release release;
+  std::vector<SampleResult> out;
+  out.reserve(tokens.size());
+  for (size_t i = 0; i < tokens.size(); ++i)
+    out.push_back(token_logprobs(logits.data() + i * logits.shape(1), vocab, tokens.data()[i], best,
+                                 kernels()));
+  return out;
 }
 
 }  // namespace
@@ -110,6 +125,11 @@ void bind_sampling(nb::module_& m) {
       .def_prop_ro("vocab_size", &SamplingState::vocab_size)
       .def_prop_ro("position", &SamplingState::position, "Tokens sampled or accepted so far.")
       .def_prop_ro("seed", [](const SamplingState& s) { return s.params().seed; });
+
+  m.def("token_logprobs", &rows_logprobs, "logits"_a, "tokens"_a, "best"_a = 0,
+        "Log-probabilities of given tokens (int32 [rows]) under raw logits (f32 [rows, vocab]), "
+        "each with the `best` most likely ones. Raises ConfigError for a token outside the "
+        "vocabulary, ExecutionError on NaN or +inf logits.");
 
   nb::module_ k = nb::cast<nb::module_>(m.attr("kernels"));
   k.def("philox", [](uint64_t key, std::vector<uint32_t> counter) {

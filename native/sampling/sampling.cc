@@ -76,6 +76,42 @@ int32_t draw(const Candidates& c, double u) {
   return last;
 }
 
+// Fills logprob, rank and top of result.token from raw logits.
+void add_logprobs(const KernelTable& t, const float* logits, int n, int best,
+                  SampleResult& result) {
+  const float max = t.reduce_max(logits, n);
+  const double norm = max + std::log(t.exp_sum(logits, n, max, 1.0f));
+  const float x = logits[result.token];
+  result.logprob = x - norm;
+  const int after = n - result.token - 1;
+  const float above = std::nextafter(x, std::numeric_limits<float>::infinity());
+  result.rank = 1 + t.collect_above(logits, result.token, x, nullptr, 0) +
+                t.collect_above(logits + n - after, after, above, nullptr, 0);
+  if (best == 0) return;
+  Candidates& c = scratch().candidates;
+  select_top(t, logits, n, best, c);
+  result.top.reserve(c.ids.size());
+  for (const int32_t id : c.ids) result.top.emplace_back(id, logits[id] - norm);
+  std::sort(result.top.begin(), result.top.end(), [](const auto& a, const auto& b) {
+    return a.second > b.second || (a.second == b.second && a.first < b.first);
+  });
+}
+
+[[noreturn]] void refuse(const float* logits, int n) {
+  int nan = 0, inf = 0, first = -1;
+  for (int i = 0; i < n; ++i) {
+    const bool bad_inf = logits[i] == std::numeric_limits<float>::infinity();
+    nan += std::isnan(logits[i]) ? 1 : 0;
+    inf += bad_inf ? 1 : 0;
+    if (first < 0 && (std::isnan(logits[i]) || bad_inf)) first = i;
+  }
+  throw Error("execution_failed",
+              "of " + std::to_string(n) + " logits, " + std::to_string(nan) + " are NaN and " +
+                  std::to_string(inf) + " are +inf, the first at token " + std::to_string(first) +
+                  ": the weights are damaged, or activations left the range of f16 (try a bf16 KV "
+                  "cache).");
+}
+
 }  // namespace
 
 SamplingState::SamplingState(int vocab_size, SamplingParams params, const KernelTable& kernels)
@@ -221,44 +257,8 @@ int32_t SamplingState::choose(const float* x) const {
   return draw(c, u);
 }
 
-void SamplingState::add_logprobs(const float* logits, SampleResult& result) const {
-  const int n = vocab_size_;
-  const float max = kernels_.reduce_max(logits, n);
-  const double norm = max + std::log(kernels_.exp_sum(logits, n, max, 1.0f));
-  const float x = logits[result.token];
-  result.logprob = x - norm;
-  const int after = n - result.token - 1;
-  const float above = std::nextafter(x, std::numeric_limits<float>::infinity());
-  result.rank = 1 + kernels_.collect_above(logits, result.token, x, nullptr, 0) +
-                kernels_.collect_above(logits + n - after, after, above, nullptr, 0);
-  if (params_.num_logprobs == 0) return;
-  Candidates& c = scratch().candidates;
-  select_top(kernels_, logits, n, params_.num_logprobs, c);
-  result.top.reserve(c.ids.size());
-  for (const int32_t id : c.ids) result.top.emplace_back(id, logits[id] - norm);
-  std::sort(result.top.begin(), result.top.end(), [](const auto& a, const auto& b) {
-    return a.second > b.second || (a.second == b.second && a.first < b.first);
-  });
-}
-
-void SamplingState::refuse(const float* logits) const {
-  int nan = 0, inf = 0, first = -1;
-  for (int i = 0; i < vocab_size_; ++i) {
-    const bool bad_inf = logits[i] == std::numeric_limits<float>::infinity();
-    nan += std::isnan(logits[i]) ? 1 : 0;
-    inf += bad_inf ? 1 : 0;
-    if (first < 0 && (std::isnan(logits[i]) || bad_inf)) first = i;
-  }
-  throw Error("execution_failed",
-              "of " + std::to_string(vocab_size_) + " logits, " + std::to_string(nan) +
-                  " are NaN and " + std::to_string(inf) + " are +inf, the first at token " +
-                  std::to_string(first) +
-                  ": the weights are damaged, or activations left the range of f16 (try a bf16 KV "
-                  "cache).");
-}
-
 SampleResult SamplingState::sample(const float* logits, const uint32_t* mask) {
-  if (!kernels_.all_finite(logits, vocab_size_)) refuse(logits);
+  if (!kernels_.all_finite(logits, vocab_size_)) refuse(logits, vocab_size_);
   const float* x = adjust(logits, mask);
   SampleResult result;
   result.token = choose(x);
@@ -271,8 +271,23 @@ SampleResult SamplingState::sample(const float* logits, const uint32_t* mask) {
     throw Error("execution_failed", given ? "bias, penalties and mask leave none" + of + " allowed."
                                           : "the logits" + of + " are all -inf.");
   }
-  if (params_.num_logprobs >= 0) add_logprobs(logits, result);
+  if (params_.num_logprobs >= 0)
+    add_logprobs(kernels_, logits, vocab_size_, params_.num_logprobs, result);
   accept(result.token);
+  return result;
+}
+
+SampleResult token_logprobs(const float* logits, int vocab_size, int32_t token, int best,
+                            const KernelTable& kernels) {
+  if (token < 0 || token >= vocab_size)
+    throw Error("invalid_parameter", "token " + std::to_string(token) +
+                                         " is outside the vocabulary of " +
+                                         std::to_string(vocab_size) + ".");
+  require(best >= 0 && best <= vocab_size, "best", best, "0 to the size of the vocabulary");
+  if (!kernels.all_finite(logits, vocab_size)) refuse(logits, vocab_size);
+  SampleResult result;
+  result.token = token;
+  add_logprobs(kernels, logits, vocab_size, best, result);
   return result;
 }
 

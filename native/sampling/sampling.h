@@ -62,8 +62,6 @@ class SamplingState {
   const float* adjust(const float* logits, const uint32_t* mask) const;
   int32_t choose(const float* x) const;
   int32_t draw_any(const float* x, float max, float inv_temperature, double u) const;
-  void add_logprobs(const float* logits, SampleResult& result) const;
-  [[noreturn]] void refuse(const float* logits) const;
 
   int vocab_size_;
   SamplingParams params_;
@@ -74,5 +72,11 @@ class SamplingState {
       history_;  // distinct tokens, so a step costs their number and not the vocabulary
   std::unordered_map<int32_t, uint32_t> index_;
 };
+
+// The log-probability of a given token, and the `best` most likely ones, from raw logits. Throws
+// Error("invalid_parameter") for a token or a number out of range, Error("execution_failed") on NaN
+// or +inf logits.
+SampleResult token_logprobs(const float* logits, int vocab_size, int32_t token, int best,
+                            const KernelTable& kernels);
 
 }  // namespace ei

@@ -208,7 +208,7 @@ def test_bad_prompts(llm, prompt) -> None:
         {"min_p": 2},
         {"repetition_penalty": 0},
         {"presence_penalty": 3},
-        {"max_tokens": 0},
+        {"max_tokens": -1},
         {"min_tokens": 5, "max_tokens": 4},
         {"stop": [""]},
         {"logprobs": -1},

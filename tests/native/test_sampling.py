@@ -433,3 +433,25 @@ def test_foreign_tokens_and_shapes() -> None:
         state.sample(np.zeros(99, np.float32))
     with pytest.raises(ConfigError, match="mask has 3 elements"):
         state.sample(np.zeros(100, np.float32), np.zeros(3, np.uint32))
+
+
+def test_given_tokens_have_the_logprobs_of_raw_logits() -> None:
+    logits = np.stack([rand(5000, seed, 3.0) for seed in range(3)])
+    tokens = np.array([17, int(logits[1].argmax()), 4999], np.int32)
+    exact = logits.astype(np.float64)
+    exact -= np.log(np.exp(exact).sum(axis=1, keepdims=True))
+    for row, result in enumerate(_native.token_logprobs(logits, tokens, 4)):
+        order = np.argsort(-exact[row], kind="stable")
+        assert result.token == tokens[row]
+        assert result.logprob == pytest.approx(exact[row, tokens[row]], abs=1e-5)
+        assert result.rank == 1 + int(np.flatnonzero(order == tokens[row])[0])
+        assert [i for i, _ in result.top] == order[:4].tolist()
+    assert _native.token_logprobs(logits[:1], tokens[:1])[0].top == []
+    for bad in ([5000], [-1]):
+        with pytest.raises(ConfigError, match="vocabulary of 5000"):
+            _native.token_logprobs(logits[:1], np.array(bad, np.int32))
+    with pytest.raises(ConfigError, match="rows"):
+        _native.token_logprobs(logits, tokens[:2])
+    logits[2, 5] = np.nan
+    with pytest.raises(ExecutionError, match="NaN"):
+        _native.token_logprobs(logits, tokens)

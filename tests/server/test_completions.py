@@ -6,6 +6,8 @@ import pytest
 from openai.types import Completion
 from test_chat import chunks_of
 
+from edge_infer.server.protocol.completions import offsets
+
 SEEDED = {"temperature": 0.9, "seed": 1, "max_tokens": 12}
 
 
@@ -48,6 +50,53 @@ def test_echo_puts_the_prompt_in_front(server) -> None:
     assert texts(complete(server, ids, echo=True)) == ["Hello" + plain]
     streamed = chunks_of(complete(server, "Hello", echo=True, stream=True))
     assert "".join(c["choices"][0]["text"] for c in streamed) == "Hello" + plain
+
+
+def test_echo_has_the_logprobs_of_the_prompt(server) -> None:
+    prompts = ["Hé llo there", "Good day"]
+    options = {"echo": True, "logprobs": 2, "n": 2}
+    whole = complete(server, prompts, **options).json()
+    plain = complete(server, prompts, logprobs=2, n=2).json()
+    for i, choice in enumerate(whole["choices"]):
+        echo, found = prompts[i // 2], choice["logprobs"]
+        size = len(echo.encode())  # a byte is a token
+        assert choice["text"] == echo + plain["choices"][i]["text"]
+        assert len(found["tokens"]) == size + 12
+        assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
+        assert all(x <= 0 for x in found["token_logprobs"][1:])
+        best = [max(top.values()) for top in found["top_logprobs"][1:]]
+        assert all(b >= x for b, x in zip(best, found["token_logprobs"][1:], strict=True))
+        own = plain["choices"][i]["logprobs"]
+        assert found["token_logprobs"][size:] == own["token_logprobs"]
+        places = found["text_offset"]
+        assert places[:4] == ([0, 1, 2, 2] if i < 2 else [0, 1, 2, 3])  # é is two tokens
+        assert places[size] == len(echo)
+        assert places == sorted(places)
+    streamed = chunks_of(complete(server, prompts, stream=True, **options))
+    for want in whole["choices"]:
+        mine = [c["choices"][0] for c in streamed if c["choices"][0]["index"] == want["index"]]
+        assert "".join(c["text"] for c in mine) == want["text"]
+        for key, values in want["logprobs"].items():
+            assert [x for c in mine if c["logprobs"] for x in c["logprobs"][key]] == values
+
+
+def test_a_prompt_is_scored_without_an_answer(server) -> None:
+    both = complete(server, "Hello there", echo=True, logprobs=1).json()["choices"][0]
+    alone = complete(server, "Hello there", echo=True, logprobs=1, max_tokens=0)
+    assert alone.json()["usage"]["completion_tokens"] == 0
+    (choice,) = alone.json()["choices"]
+    assert (choice["text"], choice["finish_reason"]) == ("Hello there", "length")
+    assert choice["logprobs"]["token_logprobs"] == both["logprobs"]["token_logprobs"][:11]
+    ids = server.post("/tokenize", prompt="Hello there").json()["tokens"]
+    again = complete(server, ids, echo=True, logprobs=1, max_tokens=0).json()["choices"][0]
+    assert again == choice
+    (nothing,) = complete(server, "Hello", max_tokens=0).json()["choices"]
+    assert (nothing["text"], nothing["logprobs"], nothing["finish_reason"]) == ("", None, "length")
+
+
+def test_offsets_skip_what_the_text_does_not_show() -> None:
+    tokens = [b"<bos>", b" One", b" tw", "ö".encode()[:1], "ö".encode()[1:], b".", b"?"]
+    assert offsets(tokens, "One twö.") == [0, 0, 3, 6, 7, 7, 8]
 
 
 def test_a_stream_is_the_answer_in_pieces(server) -> None:
@@ -96,7 +145,7 @@ def test_stop_tokens_are_honoured(server) -> None:
     [
         ({"suffix": "end"}, "suffix"),
         ({"best_of": 3}, "best_of"),
-        ({"echo": True, "logprobs": 1}, "logprobs"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": 21}, "logprobs"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [-1]}, "prompt"),

@@ -36,9 +36,10 @@ class Generation:
     """One request's deltas: ``async for delta in generation``. Ends when every choice has finished.
 
     Leaving early cancels: :meth:`cancel`, ``aclose()``, the end of ``async with``, or the
-    cancellation of the task that waits. After that it yields nothing more. ``cached_tokens``:
-    prompt tokens that needed no computing, known at the first delta. ``error``: why a choice ended
-    with ``error``.
+    cancellation of the task that waits. After that it yields nothing more. ``cached_tokens``
+    (prompt tokens that needed no computing) and ``prompt_logprobs`` (if asked for: one for each
+    prompt token but the first) are known at the first delta. ``error``: why a choice ended with
+    ``error``.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Generation:
         self.prompt = first.prompt
         self.prompt_token_ids = first.tokens[: first.prompt_length]
         self.cached_tokens = 0
+        self.prompt_logprobs = first.prompt_logprobs
         self.error: EdgeInferError | None = None
         self._cancel = cancel
         self._loop = loop

@@ -326,16 +326,18 @@ class LLM:
             )
         text, ids = self._tokens(prompt)
         room = self.max_model_len - len(ids)
-        if room < 1:
+        least = 0 if params.max_tokens == 0 else 1
+        if room < least:
+            answer = ", one of them for the answer" if least else ""
             raise CapacityError(
-                f"The prompt has {len(ids)} tokens; the context holds {self.max_model_len}, one of "
-                "them for the answer.",
+                f"The prompt has {len(ids)} tokens; the context holds {self.max_model_len}"
+                f"{answer}.",
                 remedy="Shorten the prompt, or raise max_model_len.",
                 code="context_length_exceeded",
             )
         max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
         fits = self.kv_plan.tokens - len(ids)
-        if fits < 1:
+        if fits < least:
             raise CapacityError(
                 f"The prompt has {len(ids)} tokens; the KV cache holds {self.kv_plan.tokens}.",
                 remedy="Shorten the prompt, or raise kv_cache_memory_bytes.",

@@ -61,7 +61,8 @@ class CompletionOutput:
 @dataclass
 class RequestOutput:
     """One prompt's result; ``outputs`` has its ``n`` completions. ``cached_tokens``: prompt
-    tokens whose keys and values were in the pool already."""
+    tokens whose keys and values were in the pool already; ``prompt_logprobs``: one a prompt
+    token if asked for, None for the first, which nothing comes before."""
 
     request_id: str
     prompt: str | None
@@ -70,3 +71,4 @@ class RequestOutput:
     finished: bool
     metrics: RequestMetrics = field(default_factory=lambda: RequestMetrics(0.0))
     cached_tokens: int = 0
+    prompt_logprobs: list[TokenLogprobs | None] | None = None

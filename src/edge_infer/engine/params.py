@@ -21,11 +21,13 @@ class SamplingParams:
     """Sampling parameters of one request.
 
     ``temperature`` 0 is greedy. ``top_k`` 0 or -1, ``top_p`` 1 and ``min_p`` 0 are off.
-    ``max_tokens`` None: until the context is full. ``stop``: strings that end the text (not part
+    ``max_tokens`` None: until the context is full; 0 generates nothing, for the prompt's
+    log-probabilities alone. ``stop``: strings that end the text (not part
     of it unless ``include_stop_str_in_output``); ``stop_token_ids``: tokens that end it.
     ``n``: completions of the prompt, 1 to 128. ``seed``: the same seed gives the same tokens
     whatever runs beside the request; completion i draws with seed + i. ``logprobs``:
-    None for none, n for the chosen token's and the n most likely ones'.
+    None for none, n for the chosen token's and the n most likely ones'; ``prompt_logprobs``: the
+    same for the tokens of the prompt, all of which are then computed, cached or not.
     ``keep_special_token_ids``: special tokens that ``skip_special_tokens`` leaves in the text.
     ``detokenize`` False leaves the text empty: a prompt of token ids then never loads the
     tokenizer.
@@ -52,6 +54,7 @@ class SamplingParams:
     skip_special_tokens: bool = True
     keep_special_token_ids: frozenset[int] = frozenset()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     detokenize: bool = True
 
     def __post_init__(self) -> None:
@@ -76,16 +79,17 @@ class SamplingParams:
         check(positive, "repetition_penalty", "a positive number")
         for name in ("presence_penalty", "frequency_penalty"):
             check(finite(name) and -2 <= getattr(self, name) <= 2, name, "a number in [-2, 2]")
-        known = self.max_tokens is None or integer("max_tokens", 1)
-        check(known, "max_tokens", "None or 1 and more")
+        known = self.max_tokens is None or integer("max_tokens", 0)
+        check(known, "max_tokens", "None or 0 and more")
         check(integer("min_tokens", 0), "min_tokens", "0 or more")
         check(
             self.max_tokens is None or self.min_tokens <= self.max_tokens,
             "min_tokens",
             "at most max_tokens",
         )
-        wanted = self.logprobs is None or integer("logprobs", 0, 1000)
-        check(wanted, "logprobs", "None or an integer of 0 to 1000")
+        for name in ("logprobs", "prompt_logprobs"):
+            wanted = getattr(self, name) is None or integer(name, 0, 1000)
+            check(wanted, name, "None or an integer of 0 to 1000")
         check(self.seed is None or integer("seed", -math.inf), "seed", "None or an integer")
         listed = self.stop is None or isinstance(self.stop, (str, list, tuple))
         check(listed, "stop", "None, a string or a list of strings")

@@ -87,6 +87,9 @@ class Request:
         self.error: EdgeInferError | None = None
         self.stop_reason: str | int | None = None
         self.logprobs: list[TokenLogprobs] | None = [] if params.logprobs is not None else None
+        # One a prompt token but the first; the choices of a prompt share those of the first choice.
+        wanted = params.prompt_logprobs is not None and choice == 0
+        self.prompt_logprobs: list[TokenLogprobs] | None = [] if wanted else None
         self.new_text = ""  # text that no stream has taken yet
         self._delivered = 0  # generated tokens that take_tokens has given out
         self._eos = frozenset() if params.ignore_eos else eos_token_ids
@@ -122,8 +125,26 @@ class Request:
         return len(self.tokens) - self.computed
 
     @property
+    def scoring(self) -> bool:
+        """Whether log-probabilities of the prompt are still to be computed, which takes the logits
+        of every row."""
+        done = self.prompt_logprobs
+        return done is not None and len(done) < self.prompt_length - 1
+
+    @property
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    def score(self, start: int, logits: Any) -> None:
+        """Takes the prompt's log-probabilities from the logits f32 [rows, vocab] of its tokens from
+        ``start`` on. Raises ExecutionError for logits that are no numbers."""
+        assert self.prompt_logprobs is not None
+        first = len(self.prompt_logprobs) + 1  # more rows than that were computed before: preempted
+        tokens = self.tokens[first : min(start + len(logits) + 1, self.prompt_length)]
+        rows = logits[first - 1 - start :][: len(tokens)]
+        ids = np.asarray(tokens, np.int32)
+        for result in _native.token_logprobs(rows, ids, self.params.prompt_logprobs):
+            self.prompt_logprobs.append(_logprobs(result))
 
     def take(self, logits: Any, now: float) -> None:
         """Samples the next token from ``logits`` [vocab], and ends the request where it should
@@ -135,8 +156,7 @@ class Request:
             self.metrics.first_token = now
         self.metrics.last_token = now
         if self.logprobs is not None:
-            top = [Logprob(int(i), float(p)) for i, p in result.top]
-            self.logprobs.append(TokenLogprobs(Logprob(token, float(result.logprob)), top))
+            self.logprobs.append(_logprobs(result))
         count = len(self.tokens) - self.prompt_length
         is_stop = (
             token in self._eos or token in self._stop_tokens
@@ -225,7 +245,13 @@ def output(choices: Sequence[Request]) -> RequestOutput:
         finished=all(r.finished for r in choices),
         metrics=first.metrics,
         cached_tokens=first.cached_tokens,
+        prompt_logprobs=None if first.prompt_logprobs is None else [None, *first.prompt_logprobs],
     )
+
+
+def _logprobs(result: Any) -> TokenLogprobs:
+    top = [Logprob(int(i), float(p)) for i, p in result.top]
+    return TokenLogprobs(Logprob(int(result.token), float(result.logprob)), top)
 
 
 def allow_all_but(tokens: frozenset[int], vocab_size: int) -> Any:

@@ -26,6 +26,7 @@ from edge_infer.models.config import DecoderConfig
 from edge_infer.models.weights import Weights
 
 DRAFT_ROWS = 8  # of one step with speculation, over all its sequences
+SCORED_BYTES = 64 << 20  # of logits of a step that scores prompts
 
 
 @dataclass(frozen=True)
@@ -124,6 +125,7 @@ class ModelRunner:
         self.program = self.builder.create(self.team, self.pool, self.weights.maps)
         self.blocks = BlockManager(self.pool, self.plan, self._cache_bytes())
         self._hidden: tuple[ProgramBuilder, Any] | None = None
+        self._scoring: tuple[ProgramBuilder, Any] | None = None
         self.load_seconds = time.perf_counter() - started
 
     @property
@@ -132,8 +134,8 @@ class ModelRunner:
 
     def programs(self) -> list[tuple[ProgramBuilder, Any]]:
         """The programs made so far, with what built them."""
-        hidden = [self._hidden] if self._hidden is not None else []
-        return [(self.builder, self.program), *hidden]
+        others = [p for p in (self._hidden, self._scoring) if p is not None]
+        return [(self.builder, self.program), *others]
 
     def run(self, pieces: Sequence[Piece]) -> None:
         """One step over ``pieces``; outputs are then rows of :meth:`output`, in the order of
@@ -148,15 +150,32 @@ class ModelRunner:
         all rows of a step.
         """
         if self._hidden is None:
-            rows = self.builder.max_rows
-            builder = ProgramBuilder(max_rows=rows, max_outputs=rows, head=False)
-            self._build(builder, self.weights, self.config)
-            program = builder.create(self.team, self.pool, self.weights.maps)
-            self._hidden = builder, program
+            self._hidden = self._another_program(self.builder.max_rows, head=False)
         builder, program = self._hidden
         order = self._step(program, pieces)
         values = np.array(program.output(builder.outputs["hidden_states"]))
         return [(piece, values[row]) for row, (piece, _) in enumerate(order)]
+
+    @property
+    def scored_rows(self) -> int:
+        """Most rows of one :meth:`score`: logits of a whole chunk could be gigabytes."""
+        return min(self.builder.max_rows, max(1, SCORED_BYTES // (4 * self.vocab_size)))
+
+    def score(self, pieces: Sequence[Piece]) -> tuple[list[tuple[int, int]], np.ndarray]:
+        """One step over at most :attr:`scored_rows` rows that gives the logits of each:
+        (piece, token position) of the rows, and a view f32 [rows, vocab] that is valid until the
+        next call. It runs in a program of its own, made at the first call, with the same bits."""
+        if self._scoring is None:
+            self._scoring = self._another_program(self.scored_rows, head=True)
+        builder, program = self._scoring
+        order = self._step(program, pieces)
+        return order, program.output(builder.outputs["logits"])
+
+    def _another_program(self, rows: int, *, head: bool) -> tuple[ProgramBuilder, Any]:
+        """One whose outputs may be all of its ``rows``."""
+        builder = ProgramBuilder(max_rows=rows, max_outputs=rows, head=head)
+        self._build(builder, self.weights, self.config)
+        return builder, builder.create(self.team, self.pool, self.weights.maps)
 
     def _step(self, program: Any, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
         """Runs ``program`` and returns (piece, token position) of each output row."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -89,20 +90,18 @@ class Scheduler:
             return []
         for s in shares:
             self._has_rows(s.request)
-        pieces = [self._piece(s) for s in shares]
-        self.runner.run(pieces)
+        logits = self._run(shares)
         self.counters.steps += 1
         now = time.perf_counter()
-        logits = self.runner.output("logits")
-        rows: dict[int, list[int]] = {}
-        for row, (piece, _) in enumerate(self.runner.output_order()):
-            rows.setdefault(piece, []).append(row)
         touched = []
-        for i, share in enumerate(shares):
+        for share, rows in zip(shares, logits, strict=True):
             r = share.request
             r.computed += share.count
-            if i in rows:
-                r.computed += self._take_all(share, [logits[row] for row in rows[i]], now)
+            if rows:
+                r.computed += self._take_all(share, rows, now)
+            elif r.max_tokens == 0 and r.left == 0:
+                r.finish("length")
+            if rows or r.finished:
                 touched.append(r)
             assert r.blocks is not None
             self.runner.blocks.commit(r.blocks, r.chain, r.tokens, r.computed)
@@ -110,6 +109,27 @@ class Scheduler:
             if r.finished:
                 self._leave(r)
         return touched
+
+    def _run(self, shares: list[_Share]) -> list[list[Any]]:
+        """Computes the rows of a step, and gives each share the logits ([vocab]) that its next
+        tokens are sampled from."""
+        out: list[list[Any]] = [[] for _ in shares]
+        plain = [i for i, s in enumerate(shares) if not s.request.scoring]
+        scored = [i for i, s in enumerate(shares) if s.request.scoring]
+        if plain:
+            self.runner.run([self._piece(shares[i]) for i in plain])
+            logits = self.runner.output("logits")
+            for row, (piece, _) in enumerate(self.runner.output_order()):
+                out[plain[piece]].append(logits[row])
+        if scored:
+            order, logits = self.runner.score([self._piece(shares[i]) for i in scored])
+            for piece, i in enumerate(scored):
+                mine = [row for row, (p, _) in enumerate(order) if p == piece]
+                r, rows = shares[i].request, logits[mine[0] : mine[-1] + 1]
+                ok = self._guarded(r, lambda r=r, rows=rows: r.score(r.computed, rows))
+                if ok and r.max_tokens and r.left == shares[i].count:
+                    out[i].append(rows[-1])
+        return out
 
     def _take_all(self, share: _Share, logits: list[Any], now: float) -> int:
         """Gives a request the tokens after its last one, as far as its guess was right, from
@@ -127,24 +147,39 @@ class Scheduler:
         return right
 
     def _take(self, request: Request, logits: Any, now: float) -> None:
-        """Gives a request its next token. Trouble of its own (no token allowed, a constraint that
-        raises) ends it alone: the others go on."""
-        try:
-            request.take(logits, now)
+        """Gives a request its next token."""
+        if self._guarded(request, lambda: request.take(logits, now)):
             self.counters.generated_tokens += 1
+
+    def _guarded(self, request: Request, work: Callable[[], None]) -> bool:
+        """Does work of one request. Trouble of its own (no token allowed, a constraint that raises)
+        ends it alone, and gives False: the others go on."""
+        try:
+            work()
         except EdgeInferError as e:
             request.fail(e)
         except Exception as e:
             request.fail(ExecutionError(f"Sampling failed: {type(e).__name__}: {e}."))
+        else:
+            return True
+        return False
 
     def _piece(self, share: _Share) -> Piece:
         r = share.request
         assert r.blocks is not None
-        last = r.computed + share.count == len(r.tokens)
+        last = r.computed + share.count == len(r.tokens) and r.max_tokens > 0
         tokens, count = r.tokens, share.count
         if share.guess:
             tokens, count = tokens + share.guess, count + len(share.guess)
-        return Piece(tokens, r.computed, count, r.prompt_length, r.blocks, last, bool(share.guess))
+        return Piece(
+            tokens,
+            r.computed,
+            count,
+            r.prompt_length,
+            r.blocks,
+            last,
+            bool(share.guess) or r.scoring,
+        )
 
     def _compose(self) -> list[_Share]:
         """Shares of the next step, with their blocks reserved. When the pool is full the youngest
@@ -159,7 +194,11 @@ class Scheduler:
         for r in prompts:
             self._adopt_more(r)
         counts = divide(self.runner.builder.max_rows - len(shares), [r.left for r in prompts])
+        scored = self.runner.scored_rows
         for r, count in zip(prompts, counts, strict=True):
+            if r.scoring:
+                count = min(count, scored)
+                scored -= count
             if count and r in self.running and self._reserve(r, r.computed + count):
                 shares.append(_Share(r, count))
         shares = [s for s in shares if s.request in self.running]
@@ -195,13 +234,19 @@ class Scheduler:
             if not self._prompt_ready(r):
                 continue
             blocks, cached = self.runner.blocks.new_sequence(), 0
-            if self.runner.options.enable_prefix_caching or r.leader is not None:
+            if self._adopts(r):
                 cached = self.runner.blocks.adopt(blocks, r.chain, r.tokens)
             if self.running and not self.runner.blocks.has_room(blocks, len(r.tokens)):
                 self.runner.blocks.free(blocks)
                 return
             self.waiting.remove(r)
             self._start(r, blocks, cached)
+
+    def _adopts(self, request: Request) -> bool:
+        """Whether a request may take over what others computed; log-probabilities of a prompt need
+        every row of it."""
+        shares = self.runner.options.enable_prefix_caching or request.leader is not None
+        return shares and not request.scoring
 
     def _prompt_ready(self, request: Request) -> bool:
         """False while the first choice of the same prompt still computes what both share."""
@@ -217,7 +262,7 @@ class Scheduler:
 
     def _adopt_more(self, request: Request) -> None:
         """While a request waits for its first rows, others may compute a beginning it shares."""
-        if not (request.fresh and self.runner.options.enable_prefix_caching):
+        if not (request.fresh and self._adopts(request)):
             return
         blocks, seq = self.runner.blocks, request.blocks
         if seq is not None and blocks.known(request.chain, request.tokens) > request.computed:

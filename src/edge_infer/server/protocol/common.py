@@ -56,7 +56,12 @@ class SamplingFields(Strict):
     stream_options: StreamOptions | None = None
 
     def sampling(
-        self, defaults: dict[str, Any], *, max_tokens: int | None, logprobs: int | None
+        self,
+        defaults: dict[str, Any],
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        prompt_logprobs: int | None = None,
     ) -> SamplingParams:
         """Parameters for the engine; ``defaults`` are the model's for what was left out."""
         names = (
@@ -71,6 +76,7 @@ class SamplingFields(Strict):
                 **given,
                 "max_tokens": max_tokens,
                 "logprobs": logprobs,
+                "prompt_logprobs": prompt_logprobs,
                 "logit_bias": _token_keys(self.logit_bias or {}),
                 "stop": self._stops(),
             }

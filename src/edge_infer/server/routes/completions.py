@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
-from edge_infer.engine.outputs import TokenLogprobs
 from edge_infer.server.context import ServerContext, context_of
 from edge_infer.server.pipeline import Usage, new_id
 from edge_infer.server.protocol.chat import usage_document
@@ -48,23 +47,23 @@ async def completions(body: CompletionRequest, request: Request) -> Response:
 
 @dataclass(frozen=True)
 class _Part:
-    """New text of a choice; ``logprobs`` None unless asked for."""
+    """New text of a choice; ``logprobs``: a document, None unless asked for."""
 
     index: int
     text: str
-    logprobs: list[TokenLogprobs] | None
-    finish_reason: str | None
-    stop_reason: str | int | None
+    logprobs: dict[str, Any] | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
 
 
 class _Job:
     """The generations of one request, a choice of each prompt after the other."""
 
-    def __init__(self, context: ServerContext, n: int, echoes: list[str]) -> None:
+    def __init__(self, context: ServerContext, n: int, echoes: list[str | None]) -> None:
         self.context = context
         self.generations: list[Generation] = []
         self.n = n
-        self.echoes = echoes  # the text before each prompt's answers, empty without echo
+        self.echoes = echoes  # the text before each prompt's answers, None without echo
         self.completion_tokens = 0
 
     def cancel(self) -> None:
@@ -73,21 +72,27 @@ class _Job:
 
     async def parts(self) -> AsyncGenerator[_Part, None]:
         deltas = [self.context.deltas(g) for g in self.generations]
+        writers = [CompletionLogprobs(self.context.tokenizer) for _ in range(self.n * len(deltas))]
         echoed: set[int] = set()
         async with aclosing(merged(deltas)) as stream:
             async for prompt, delta in stream:
                 self.completion_tokens += len(delta.token_ids)
                 index = prompt * self.n + delta.index
-                text = delta.text
                 if index not in echoed:
                     echoed.add(index)
-                    text = self.echoes[prompt] + text
-                if text or delta.logprobs or delta.finish_reason:
-                    yield _Part(index, text, delta.logprobs, delta.finish_reason, delta.stop_reason)
+                    if (echo := self.echoes[prompt]) is not None:
+                        yield self._echo(index, echo, self.generations[prompt], writers[index])
+                if delta.text or delta.logprobs or delta.finish_reason:
+                    tokens = delta.logprobs
+                    logprobs = None if tokens is None else writers[index].document(tokens)
+                    yield _Part(index, delta.text, logprobs, delta.finish_reason, delta.stop_reason)
 
-    def logprobs(self) -> list[CompletionLogprobs]:
-        tokenizer = self.context.tokenizer
-        return [CompletionLogprobs(tokenizer) for _ in range(self.n * len(self.generations))]
+    def _echo(
+        self, index: int, text: str, generation: Generation, writer: CompletionLogprobs
+    ) -> _Part:
+        found = generation.prompt_logprobs
+        ids = generation.prompt_token_ids
+        return _Part(index, text, None if found is None else writer.prompt(ids, text, found))
 
     @property
     def usage(self) -> Usage:
@@ -106,13 +111,14 @@ async def _start(context: ServerContext, body: CompletionRequest) -> _Job:
         context.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
         logprobs=body.logprobs,
+        prompt_logprobs=body.logprobs if body.echo else None,
     )
     grammar, param = grammar_of(body.response_format, body.structured_outputs)
     constraint = None
     if grammar is not None:
         constraint = await asyncio.to_thread(context.compile, grammar, param)
     prompts = await asyncio.to_thread(_encode, context, body)
-    job = _Job(context, params.n, [p["prompt"] if body.echo else "" for p in prompts])
+    job = _Job(context, params.n, [p["prompt"] if body.echo else None for p in prompts])
     try:
         for prompt in prompts:
             job.generations.append(context.generate(prompt, params, constraint))
@@ -140,24 +146,22 @@ async def _complete(job: _Job) -> dict[str, Any]:
         {"index": i, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
         for i in range(job.n * len(job.generations))
     ]
-    collected: dict[int, list[TokenLogprobs]] = {}
     async with aclosing(job.parts()) as parts:
         async for part in parts:
             choice = choices[part.index]
             choice["text"] += part.text
             choice.update(finish_reason=part.finish_reason, stop_reason=part.stop_reason)
-            if part.logprobs is not None:
-                collected.setdefault(part.index, []).extend(part.logprobs)
-    for (index, logprobs), writer in zip(collected.items(), job.logprobs(), strict=False):
-        choices[index]["logprobs"] = writer.document(logprobs)
+            if choice["logprobs"] is None:
+                choice["logprobs"] = part.logprobs
+            elif part.logprobs is not None:
+                for name, values in part.logprobs.items():
+                    choice["logprobs"][name] += values
     return {"choices": choices, "usage": usage_document(job.usage)}
 
 
 async def _chunks(
     job: _Job, head: dict[str, Any], include_usage: bool
 ) -> AsyncGenerator[bytes, None]:
-    writers = job.logprobs()
-
     def chunk(choices: list[dict[str, Any]], usage: dict[str, Any] | None = None) -> bytes:
         document = {**head, "choices": choices}
         if include_usage:
@@ -167,16 +171,7 @@ async def _chunks(
     try:
         async with aclosing(job.parts()) as parts:
             async for part in parts:
-                logprobs = part.logprobs
-                document = None if logprobs is None else writers[part.index].document(logprobs)
-                choice = {
-                    "index": part.index,
-                    "text": part.text,
-                    "logprobs": document,
-                    "finish_reason": part.finish_reason,
-                    "stop_reason": part.stop_reason,
-                }
-                yield chunk([choice])
+                yield chunk([vars(part)])
         if include_usage:
             yield chunk([], usage_document(job.usage))
     finally:
