@@ -12,6 +12,7 @@ import time
 from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from edge_infer.engine.kv_blocks import SequenceBlocks
@@ -126,7 +127,7 @@ class Scheduler:
             for piece, i in enumerate(scored):
                 mine = [row for row, (p, _) in enumerate(order) if p == piece]
                 r, rows = shares[i].request, logits[mine[0] : mine[-1] + 1]
-                ok = self._guarded(r, lambda r=r, rows=rows: r.score(r.computed, rows))
+                ok = self._guarded(r, partial(r.score, r.computed, rows))
                 if ok and r.max_tokens and r.left == shares[i].count:
                     out[i].append(rows[-1])
         return out
@@ -148,7 +149,7 @@ class Scheduler:
 
     def _take(self, request: Request, logits: Any, now: float) -> None:
         """Gives a request its next token."""
-        if self._guarded(request, lambda: request.take(logits, now)):
+        if self._guarded(request, partial(request.take, logits, now)):
             self.counters.generated_tokens += 1
 
     def _guarded(self, request: Request, work: Callable[[], None]) -> bool:
@@ -171,15 +172,8 @@ class Scheduler:
         tokens, count = r.tokens, share.count
         if share.guess:
             tokens, count = tokens + share.guess, count + len(share.guess)
-        return Piece(
-            tokens,
-            r.computed,
-            count,
-            r.prompt_length,
-            r.blocks,
-            last,
-            bool(share.guess) or r.scoring,
-        )
+        every = bool(share.guess) or r.scoring
+        return Piece(tokens, r.computed, count, r.prompt_length, r.blocks, last, every)
 
     def _compose(self) -> list[_Share]:
         """Shares of the next step, with their blocks reserved. When the pool is full the youngest
