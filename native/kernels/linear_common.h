@@ -17,6 +17,7 @@ struct Block {
   int64_t scale_stride;      // scales from a block to the next one
   int groups;                // activation groups (of 32) in k_pad
   int shift;                 // activation group g uses scales row g >> shift
+  bool cached = false;       // other rows were here before: prefetching would only cost
 };
 
 inline Block block_of(const Matrix& w, int b) {

@@ -40,10 +40,12 @@ void row_tile(const Block& block, const QuantRows& x, int r, const Output& o) {
 }
 
 template <int B, int kBits, bool kMin>
-void all_rows(const Block& block, const QuantRows& x, const Output& o) {
+void all_rows(Block block, const QuantRows& x, const Output& o) {
   int r = 0;
-  for (; r + kTileRows <= x.rows; r += kTileRows)
+  for (; r + kTileRows <= x.rows; r += kTileRows) {
     row_tile<B, kTileRows, kBits, kMin>(block, x, r, o);
+    block.cached = true;
+  }
   for (; r + 4 <= x.rows; r += 4) row_tile<B, 4, kBits, kMin>(block, x, r, o);
   for (; r + 2 <= x.rows; r += 2) row_tile<B, 2, kBits, kMin>(block, x, r, o);
   if (r < x.rows) row_tile<B, 1, kBits, kMin>(block, x, r, o);

@@ -80,15 +80,20 @@ inline void group_dots(const uint8_t* line, const int8_t* codes, int64_t k_strid
             _mm256_sub_epi32(dot[i], _mm256_slli_epi32(_mm256_set1_epi32(sums[i * g_stride]), 3));
     }
   } else {
-    // |w| <= 128 is unsigned and its sign moves to the activation: 2*128*127 stays below 2^15
+    // |w| <= 128 is unsigned and its sign moves to the activation: 2*128*127 stays below 2^15.
+    // (a ^ -1) - -1 is -a; some CPUs have vpsignb on the multipliers' ports only.
 #pragma GCC unroll 8
     for (int s = 0; s < 8; ++s) {
       const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s));
       const __m256i magnitude = _mm256_abs_epi8(v);
+      const __m256i negative = _mm256_cmpgt_epi8(_mm256_setzero_si256(), v);
+#pragma GCC unroll 8
       for (int i = 0; i < R; ++i) {
-        const __m256i a = _mm256_sign_epi8(broadcast4(codes + i * k_stride + 4 * s), v);
+        const __m256i a = _mm256_sub_epi8(
+            _mm256_xor_si256(broadcast4(codes + i * k_stride + 4 * s), negative), negative);
         dot[i] =
             _mm256_add_epi32(dot[i], _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, a), ones));
+        keep(dot[i]);
       }
     }
   }
@@ -139,9 +144,100 @@ inline void dot_halves(const Block& block, int first, const int8_t* codes, int64
     for (int i = 0; i < R; ++i) _mm256_storeu_ps(acc[i] + 8 * (first + h), v[h][i]);
 }
 
+#if EI_LEVEL == 1
+// Sums of two products of 8-bit numbers, taken into a sum or (at the first step) begun with.
+template <int kStep>
+inline void take(__m256i& sum, __m256i products) {
+  sum = kStep == 0 ? products : _mm256_add_epi16(sum, products);
+  keep(sum);
+}
+
+// One step of a 4-bit group: 4 values of k of 16 channels against R rows.
+template <int R, int kStep>
+inline void step_dots(__m256i w0, __m256i w1, const int8_t* a, int64_t k_stride,
+                      __m256i (*dot)[2]) {
+#pragma GCC unroll 8
+  for (int i = 0; i < R; ++i) {
+    const __m256i x = broadcast4(a + i * k_stride);
+    take<kStep>(dot[i][0], _mm256_maddubs_epi16(w0, x));
+    take<kStep>(dot[i][1], _mm256_maddubs_epi16(w1, x));
+  }
+}
+
+// A line of a 4-bit group: its low nibbles, then its high ones.
+template <int R, int kLine>
+inline void line_dots(const uint8_t* line, const int8_t* a, int64_t k_stride, __m256i (*dot)[2]) {
+  const __m256i low = _mm256_set1_epi8(15);
+  const auto* p = reinterpret_cast<const __m256i*>(line + 64 * kLine);
+  step_dots<R, 2 * kLine>(_mm256_and_si256(_mm256_loadu_si256(p), low),
+                          _mm256_and_si256(_mm256_loadu_si256(p + 1), low), a + 8 * kLine, k_stride,
+                          dot);
+  step_dots<R, 2 * kLine + 1>(
+      _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(p), 4), low),
+      _mm256_and_si256(_mm256_srli_epi16(_mm256_loadu_si256(p + 1), 4), low), a + 8 * kLine + 4,
+      k_stride, dot);
+}
+
+// Several rows against one 4-bit block. The sixteen registers hold the integer sums of all rows, so
+// that a broadcast serves both halves of a line; the float sums wait in the cache meanwhile.
+template <int R, bool kMin>
+inline void dot_rows(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
+                     const int32_t* sums, int64_t g_stride, float* acc, int64_t acc_stride) {
+  for (int i = 0; i < R; ++i)
+    for (int c = 0; c < kBlockN; ++c) acc[i * acc_stride + c] = 0.0f;
+  for (int g = 0; g < block.groups; ++g) {
+    const uint8_t* line = block.codes + static_cast<int64_t>(g) * (kActGroup * 8);
+    const int8_t* a = codes + g * kActGroup;
+    __m256i dot[R][2];
+    line_dots<R, 0>(line, a, k_stride, dot);
+    line_dots<R, 1>(line, a, k_stride, dot);
+    line_dots<R, 2>(line, a, k_stride, dot);
+    line_dots<R, 3>(line, a, k_stride, dot);
+    const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN;
+    const __m256 s_w[2] = {load_half8(block.scales + at), load_half8(block.scales + at + 8)};
+#pragma GCC unroll 8
+    for (int i = 0; i < R; ++i) {
+      const float s_a = scales[i * g_stride + g];
+      const int32_t sum = sums[i * g_stride + g];
+      float* y = acc + i * acc_stride;
+#pragma GCC unroll 2
+      for (int h = 0; h < 2; ++h) {
+        // eight sums of two products of at most 15*127 stay below 2^15
+        __m256i d = _mm256_madd_epi16(dot[i][h], _mm256_set1_epi16(1));
+        if (!kMin) d = _mm256_sub_epi32(d, _mm256_set1_epi32(8 * sum));
+        __m256 v =
+            _mm256_fmadd_ps(_mm256_cvtepi32_ps(d), _mm256_mul_ps(s_w[h], _mm256_set1_ps(s_a)),
+                            _mm256_loadu_ps(y + 8 * h));
+        if (kMin)
+          v = _mm256_fmadd_ps(load_half8(block.minimums + at + 8 * h),
+                              _mm256_set1_ps(s_a * static_cast<float>(sum)), v);
+        _mm256_storeu_ps(y + 8 * h, v);
+      }
+    }
+    if (!block.cached)
+#pragma GCC unroll 4
+      for (int s = 0; s < 4; ++s)
+        _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes + 64 * s, _MM_HINT_T0);
+  }
+}
+#endif
+
 template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
               const int32_t* sums, int64_t g_stride, float (*acc)[B * kBlockN]) {
+#if EI_LEVEL == 1
+  if constexpr (kBits == 4 && R > 1) {
+    for (int b = 0; b < B; ++b) {
+      Block one = block;
+      one.codes += b * block.code_stride;
+      one.scales += b * block.scale_stride;
+      if (kMin) one.minimums += b * block.scale_stride;
+      dot_rows<R, kMin>(one, codes, k_stride, scales, sums, g_stride, acc[0] + b * kBlockN,
+                        B * kBlockN);
+    }
+    return;
+  }
+#endif
   // as many halves at once as sixteen registers hold; the others find the codes in the cache
   constexpr int H = R == 1 ? 2 * B : R == 2 ? 2 : 1;
   for (int first = 0; first < 2 * B; first += H)

@@ -37,8 +37,6 @@ template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
               const int32_t* sums, int64_t g_stride, float (*acc)[B * kBlockN]) {
   const __m512i low = _mm512_set1_epi8(15), flip = _mm512_set1_epi8(-128);
-  // dpwssd with (-bias, 0) word pairs: the sum fits its low word, so this is -bias*sum.
-  const __m512i bias = _mm512_set1_epi32(kBits == 4 ? 0xfff8 : 0xff80);
   __m512 v[B][R];
 #pragma GCC unroll 4
   for (int b = 0; b < B; ++b)
@@ -52,8 +50,9 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
       __m512i first = _mm512_setzero_si512();
-      if (kBits == 8 || !kMin)
-        first = _mm512_dpwssd_epi32(first, bias, _mm512_set1_epi32(sums[i * g_stride + g]));
+      if (kBits == 8 || !kMin)  // not by dpwssd: the multipliers have enough to do
+        first = _mm512_sub_epi32(first, _mm512_slli_epi32(_mm512_set1_epi32(sums[i * g_stride + g]),
+                                                          kBits == 4 ? 3 : 7));
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) dot[b][i] = first;
     }
