@@ -12,7 +12,7 @@ log=$(mktemp)
 case $engine in
   edge-infer)
     edge-infer serve "$model" --port "$port" --threads "$threads" --max-num-seqs "$slots" \
-      --max-model-len $context --kv-cache-memory "${KV_MEMORY:-2GiB}" --log-level warning "$@" \
+      --max-model-len $context --kv-cache-memory "${KV_MEMORY:-2GiB}" --log-level warning --lazy-grammars "$@" \
       >"$log" 2>&1 &
     ;;
   llama-server)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from edge_infer.server.app import QUIET_SECONDS
 from edge_infer.server.config import ServerConfig
 
 
@@ -38,3 +39,18 @@ def test_a_server_without_the_option_stays_loaded(server) -> None:
     time.sleep(0.3)
     assert not server.context.engine.stats().suspended
     assert "edge_infer_model_loaded 1.0" in server.http.get("/metrics").text
+
+
+def test_the_vocabulary_is_read_for_grammars_in_a_quiet_moment(start_server) -> None:
+    with start_server() as server:
+        wait_until(lambda: server.context._grammars.prepared)
+        assert server.chat(structured_outputs={"regex": "[a-z]{3}"}).status_code == 200
+
+
+def test_lazy_grammars_wait_for_the_first_one(start_server) -> None:
+    with start_server(ServerConfig(model_names=("tiny",), lazy_grammars=True)) as server:
+        assert server.chat().status_code == 200
+        time.sleep(4 * QUIET_SECONDS)
+        assert not server.context._grammars.prepared
+        assert server.chat(structured_outputs={"regex": "[a-z]{3}"}).status_code == 200
+        assert server.context._grammars.prepared

@@ -47,6 +47,12 @@ def serve(
         str | None, typer.Option(help="Unload the model after such a time of no use, like 10m.")
     ] = None,
     pooling: Annotated[str, typer.Option(help="Of embeddings: mean or last.")] = "mean",
+    lazy_grammars: Annotated[
+        bool,
+        typer.Option(
+            help="Read the vocabulary for grammars at the first one: less memory until then."
+        ),
+    ] = False,
     tool_format: Annotated[
         str | None, typer.Option(help="Family of tool calls, instead of the template's.")
     ] = None,
@@ -81,6 +87,7 @@ def serve(
         chat_template=chat_template,
         tool_format=tool_format,
         pooling=pooling,
+        lazy_grammars=lazy_grammars,
         idle_unload_seconds=(
             None if idle_unload is None else parse_duration(idle_unload, "--idle-unload")
         ),

@@ -175,6 +175,11 @@ class Tokenizer:
         """Id of the token with this text in ``tokenizer.json``'s own spelling, or None."""
         return self.backend.token_to_id(token)
 
+    @property
+    def loaded(self) -> bool:
+        """Whether the vocabulary is in memory."""
+        return self._loaded is not None
+
     def unload(self) -> None:
         """Gives the loaded file's memory back; it is loaded again when it is next needed."""
         with self._lock:

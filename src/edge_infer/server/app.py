@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from edge_infer.engine.serving import ServingEngine
 
 log = logging.getLogger(__name__)
+QUIET_SECONDS = 0.25  # without a request, before work that would hold one up
 _ROUTES = (chat, completions, embeddings, messages, models, page, responses, status, tokenize)
 
 
@@ -43,13 +44,13 @@ def create_app(engine: ServingEngine, config: ServerConfig | None = None) -> Fas
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         engine.start()
         warming = asyncio.create_task(asyncio.to_thread(_warm, context))
-        unloading = asyncio.create_task(_unload_when_idle(context))
+        idle_work = asyncio.create_task(_work_when_idle(context))
         try:
             yield
         finally:
-            unloading.cancel()
+            idle_work.cancel()
             await engine.aclose(0.0)
-            await asyncio.gather(warming, unloading, return_exceptions=True)
+            await asyncio.gather(warming, idle_work, return_exceptions=True)
 
     app = FastAPI(
         title="edge-infer",
@@ -84,13 +85,23 @@ def _warm(context: ServerContext) -> None:
         log.error("The tokenizer cannot be loaded: %s", error)
 
 
-async def _unload_when_idle(context: ServerContext) -> None:
-    """Suspends the engine when nothing has asked for it long enough; requests resume it."""
+async def _work_when_idle(context: ServerContext) -> None:
+    """What is done while nobody asks: the vocabulary is read for grammars, which would hold up
+    every stream for a second later on; and after ``idle_unload_seconds`` the engine is suspended,
+    until a request resumes it."""
     limit = context.config.idle_unload_seconds
-    if limit is None:
-        return
+    grammars = True
     while True:
         stats = context.engine.stats()
-        if not stats.suspended and context.in_flight == 0 and stats.idle_seconds >= limit:
+        quiet = context.in_flight == 0 and not stats.suspended
+        wanted = grammars and context.wants_grammars()
+        if quiet and limit is not None and stats.idle_seconds >= limit:
             await context.suspend()
-        await asyncio.sleep(min(5.0, limit / 4))
+        elif quiet and wanted and context.tokenizer.loaded and stats.idle_seconds >= QUIET_SECONDS:
+            try:
+                await context.prepare_grammars()
+            except EdgeInferError as error:  # every grammar will say so too
+                log.info("No grammars: %s", error)
+                grammars = False
+        pause = QUIET_SECONDS if wanted else 5.0
+        await asyncio.sleep(pause if limit is None else min(pause, limit / 4))

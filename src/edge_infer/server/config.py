@@ -18,7 +18,8 @@ class ServerConfig:
     client may leave sent data unread. ``ping_seconds``: silence before a stream's comment ping.
     ``idle_unload_seconds``: None never unloads. ``chat_template``: a file or a built-in name, None
     for the model's own. ``tool_format``: None chooses by the template. ``pooling``: of
-    embeddings, mean or last.
+    embeddings, mean or last. ``lazy_grammars``: the vocabulary is read for grammars at the first
+    one, not in the first quiet moment.
 
     Raises ConfigError for a value out of range.
     """
@@ -36,6 +37,7 @@ class ServerConfig:
     chat_template: str | Path | None = None
     tool_format: str | None = None
     pooling: str = "mean"
+    lazy_grammars: bool = False
     max_choices: int = 128
     max_logprobs: int = 20
 

@@ -59,6 +59,14 @@ class ServerContext:
     def _new_compiler(self) -> GrammarCompiler:
         return GrammarCompiler(self.tokenizer, self.engine.llm.vocab_size)
 
+    def wants_grammars(self) -> bool:
+        """Whether the vocabulary should be read for grammars as soon as nobody is held up by it."""
+        return not self.config.lazy_grammars and not self._grammars.prepared
+
+    async def prepare_grammars(self) -> None:
+        """Reads it. Raises EdgeInferError when the tokenizer cannot be used with grammars."""
+        await asyncio.to_thread(self._grammars.prepare)
+
     async def suspend(self) -> None:
         """Gives back the memory of weights, KV pool, tokenizer and grammars, if nothing runs. The
         next request that needs them loads them."""

@@ -115,8 +115,9 @@ class GrammarCompiler:
 
     ``vocab_size``: rows of the model's head, which may be more than the tokenizer has tokens; the
     rows beyond are never allowed. The tokenizer's data (its vocabulary as a tree of bytes: about
-    50 MB and 2 s for 262,144 tokens) is built at the first grammar. Safe to call from several
-    threads, and better not called on an event loop.
+    50 MB for 262,144 tokens) is built by :meth:`prepare`, or at the first grammar; llguidance holds
+    the interpreter's lock meanwhile, for about a second. Safe to call from several threads, and
+    better not called on an event loop.
     """
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -125,6 +126,23 @@ class GrammarCompiler:
         self._lock = threading.Lock()
         self._data: LLTokenizer | None = None
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+
+    @property
+    def prepared(self) -> bool:
+        return self._data is not None
+
+    def prepare(self) -> None:
+        """Builds the tokenizer's data, while nobody waits for a token.
+
+        Raises UnsupportedError for a tokenizer that grammars cannot be used with.
+        """
+        with self._lock:
+            self._vocabulary()
+
+    def _vocabulary(self) -> LLTokenizer:
+        if self._data is None:
+            self._data = _tokenizer_data(self._tokenizer, self._vocab_size)
+        return self._data
 
     def compile(self, spec: GrammarSpec) -> Callable[[], GrammarConstraint]:
         """A maker of constraints, one for each output.
@@ -148,9 +166,7 @@ class GrammarCompiler:
     def _matcher(self, source: str, spec: GrammarSpec) -> LLMatcher:
         from llguidance import LLMatcher
 
-        if self._data is None:
-            self._data = _tokenizer_data(self._tokenizer, self._vocab_size)
-        matcher = LLMatcher(self._data, source, log_level=0, limits=_limits())
+        matcher = LLMatcher(self._vocabulary(), source, log_level=0, limits=_limits())
         if not matcher.is_error() and not any(matcher.compute_bitmask()):
             raise _invalid(spec, "no output satisfies it")
         if matcher.is_error():
