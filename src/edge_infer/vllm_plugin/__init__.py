@@ -11,10 +11,17 @@ _registered = False
 
 
 def register() -> None:
-    """Makes ``quantization="cpu_int4"`` known to vLLM in this process; safe to call again."""
+    """Makes ``quantization="cpu_int4"`` known to vLLM in this process, and applies the patches.
+
+    Safe to call again. Raises UnsupportedError beside a vLLM that the plugin was not tested with.
+    """
     global _registered
     if _registered:
         return
+    from edge_infer.vllm_plugin import patches, version
+
+    version.check()
+    patches.apply_all()
     from edge_infer.vllm_plugin.config import register_config
 
     register_config()

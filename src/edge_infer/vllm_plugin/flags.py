@@ -24,6 +24,8 @@ class Flag:
     meaning: str
     switch: bool = True
     """On or off; otherwise a text."""
+    traced: bool = False
+    """Changes what torch.compile sees, so it is part of the key of vLLM's compile cache."""
 
 
 TABLE: tuple[Flag, ...] = (
@@ -32,11 +34,33 @@ TABLE: tuple[Flag, ...] = (
         "",
         "Weight path of cpu_int4 matrices, over what the checkpoint's config says.",
         switch=False,
+        traced=True,
     ),
     Flag(
         "EDGE_INFER_VLLM_ALLOW_UNTESTED",
         "0",
         "Accept a vLLM version that the plugin was not tested with.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_KV_BYTES",
+        "1",
+        "Keep an explicit kv_cache_memory_bytes where VLLM_CPU_KVCACHE_SPACE is set as well.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_ROPE_CAP",
+        "1",
+        "Compute RoPE tables for the served context only.",
+        traced=True,
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_COMPILE_CACHE",
+        "1",
+        "Load compiled models from vLLM's cache on the CPU.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_RELEASE",
+        "1",
+        "Return freed memory to the system after loading and warm-up; two malloc arenas.",
     ),
 )
 
