@@ -19,6 +19,7 @@ void bind_kernels_rows(nanobind::module_& m);    // submodule _native.kernels: t
 void bind_checkpoint(nanobind::module_& m);      // quantizer
 void bind_weights(nanobind::module_& m);         // weight files, matrices, vectors
 void bind_program(nanobind::module_& m);         // team, pool, program
+void bind_linear(nanobind::module_& m);          // linears on the caller's threads
 void bind_sampling(nanobind::module_& m);
 void bind_roofline(nanobind::module_& m);  // submodule _native.roofline
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "bindings/bindings.h"
+#include "bindings/matrix.h"
 #include "common/error.h"
 #include "isa/isa.h"
 
@@ -24,13 +25,6 @@ template <class T>
 using Out = nb::ndarray<nb::numpy, T>;
 using Output = nb::ndarray<float, nb::ndim<2>, nb::device::cpu>;
 using Bias = std::optional<In<float, 1>>;
-
-// A weight matrix that keeps the arrays behind it alive.
-struct WeightMatrix {
-  Matrix m{};
-  std::vector<nb::ndarray<>> owners;
-  int blocks() const { return (m.n + kBlockN - 1) / kBlockN; }
-};
 
 WeightMatrix packed_matrix(In<uint8_t, 3> codes, In<uint16_t, 3> scales,
                            std::optional<In<uint16_t, 3>> minimums, int n, int k, int group,

@@ -27,6 +27,7 @@ NB_MODULE(_native, m) {
   ei::bind_checkpoint(m);
   ei::bind_weights(m);
   ei::bind_program(m);
+  ei::bind_linear(m);
   ei::bind_sampling(m);
   ei::bind_roofline(m);
 }

@@ -35,6 +35,41 @@ inline float lane_sum(const float* x, int n, F f) {
   return reduce_lanes(acc);
 }
 
+template <KvType kType>
+void load_16(const uint16_t* x, int width, float* y) {
+  int i = 0;
+#if EI_LEVEL > 0
+  for (; i + kW <= width; i += kW) vstore(y + i, vload_kv<kType>(x + i));
+#endif
+  for (; i < width; ++i) y[i] = kv_to_float<kType>(x[i]);
+}
+
+void load_floats(const void* x, FloatType type, int width, float* y) {
+  if (type == FloatType::kF32)
+    memcpy(y, x, static_cast<size_t>(width) * 4);
+  else if (type == FloatType::kBf16)
+    load_16<KvType::kBf16>(static_cast<const uint16_t*>(x), width, y);
+  else
+    load_16<KvType::kF16>(static_cast<const uint16_t*>(x), width, y);
+}
+
+void store_floats(const float* x, int width, FloatType type, void* y) {
+  if (type == FloatType::kF32) {
+    memcpy(y, x, static_cast<size_t>(width) * 4);
+    return;
+  }
+  uint16_t* out = static_cast<uint16_t*>(y);
+  int i = 0;
+  if (type == FloatType::kBf16) {
+    for (; i < width; ++i) out[i] = float_to_bf16(x[i]);  // vectorized by the compiler
+    return;
+  }
+#if EI_LEVEL > 0
+  for (; i + kW <= width; i += kW) vstore_f16(out + i, vload(x + i));
+#endif
+  for (; i < width; ++i) out[i] = float_to_half(x[i]);
+}
+
 void rms_norm(const float* x, const float* weight, float weight_offset, float eps, int width,
               const float* residual, float* y) {
   const float sum = lane_sum(x, width, [](VF v) { return v * v; });
@@ -170,6 +205,8 @@ void head_gate(const float* x, const float* gate, int heads, int head_dim, float
 }  // namespace
 
 void register_elementwise(KernelTable& t) {
+  t.load_floats = load_floats;
+  t.store_floats = store_floats;
   t.rms_norm = rms_norm;
   t.layer_norm = layer_norm;
   t.rope = rope;

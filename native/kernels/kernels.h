@@ -19,6 +19,7 @@ enum class Activation : int32_t {
   kSigmoid = 4,
   kRelu = 5
 };
+enum class FloatType : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 enum class KvType : int32_t { kF16 = 0, kBf16 = 1, kI8 = 2 };
 
 // One weight matrix [n, k]. Packed (kQ4, kQ8): codes in blocks of 16 channels as documented in
@@ -52,6 +53,8 @@ struct Epilogue {
   const float* bias;  // f32 [n] or null
   bool accumulate;
 };
+
+constexpr int float_bytes(FloatType type) { return type == FloatType::kF32 ? 4 : 2; }
 
 // Bytes of one key or value element.
 constexpr int kv_element_bytes(KvType type) { return type == KvType::kI8 ? 1 : 2; }
@@ -112,6 +115,9 @@ struct KernelTable {
                           int64_t y_stride);
 
   // --- one row at a time; y may equal x ---
+  // A row of any float type as f32, and back (nearest even; NaN stays NaN).
+  void (*load_floats)(const void* x, FloatType type, int width, float* y);
+  void (*store_floats)(const float* x, int width, FloatType type, void* y);
   // y = x / rms(x) * (weight + weight_offset) (+ residual); weight null: ones. mean and sum in f32.
   void (*rms_norm)(const float* x, const float* weight, float weight_offset, float eps, int width,
                    const float* residual, float* y);

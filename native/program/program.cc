@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "isa/isa.h"
+#include "linear/rows.h"
 #include "program/worker.h"
 
 namespace ei {
@@ -60,17 +61,14 @@ Program::Program(ProgramSpec spec, std::shared_ptr<Team> team, std::shared_ptr<K
 }
 
 void Program::plan_scratch() {
-  int64_t k = 1, shared = 0;
+  int64_t k = 1;
   for (const Op& op : spec_.ops) {
     if (op.kind != OpKind::kLinear) continue;
     k = std::max<int64_t>(k, op.weights[0].matrix.k);
   }
   max_k_pad_ = round_up(k, 128);
   const int64_t rows = round_up(std::max(spec_.max_rows, spec_.max_outputs), 16);
-  // int8 codes, scales and sums; bf16 tiles; f32 rows for float weights: all may be needed at once.
-  shared = rows * (max_k_pad_ + max_k_pad_ / kActGroup * 8) + rows * max_k_pad_ * 2 +
-           rows * max_k_pad_ * 4 + 3 * 4096;
-  shared_ = Arena(static_cast<size_t>(shared));
+  shared_ = Arena(static_cast<size_t>(InputRows::bytes(rows, max_k_pad_)));
 
   int64_t attention = 0;
   for (const Op& op : spec_.ops)

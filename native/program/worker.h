@@ -21,7 +21,7 @@ struct Program::Worker {
   }
   void wait() {
     lap(&OpTimes::work);
-    barrier.wait();
+    barrier.wait(threads);
     lap(&OpTimes::wait);
   }
 

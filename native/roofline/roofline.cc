@@ -21,10 +21,10 @@ double timed(Team& team, Work work) {
   team.run(
       [](void* context, int thread, int) {
         Run& r = *static_cast<Run*>(context);
-        r.team.barrier().wait();
+        r.team.barrier().wait(r.team.threads());
         const auto start = std::chrono::steady_clock::now();
         r.work(thread);
-        r.team.barrier().wait();
+        r.team.barrier().wait(r.team.threads());
         if (thread == 0)
           r.seconds =
               std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();

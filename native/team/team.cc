@@ -58,10 +58,10 @@ int checked(int threads) {
 
 }  // namespace
 
-void Barrier::wait() {
-  if (threads_ == 1) return;
+void Barrier::wait(int threads) {
+  if (threads == 1) return;
   const uint32_t generation = generation_.load(std::memory_order_relaxed);
-  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
+  if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads - 1) {
     arrived_.store(0, std::memory_order_relaxed);
     generation_.store(generation + 1, std::memory_order_release);
     return;
@@ -74,7 +74,7 @@ void Barrier::wait() {
 }
 
 Team::Team(int threads, std::vector<int> cpus)
-    : threads_(checked(threads)), cpus_(std::move(cpus)), owner_(getpid()), barrier_(threads) {
+    : threads_(checked(threads)), cpus_(std::move(cpus)), owner_(getpid()) {
   for (int cpu : cpus_)
     if (cpu < 0 || cpu >= CPU_SETSIZE)
       throw Error("invalid_parameter", "CPU number " + std::to_string(cpu) + " is out of range.");

@@ -13,11 +13,9 @@ namespace ei {
 // Waiters spin, then yield the CPU so that a preempted peer on the same core can arrive.
 class Barrier {
  public:
-  explicit Barrier(int threads) : threads_(threads) {}
-  void wait();
+  void wait(int threads);  // how many threads meet
 
  private:
-  const int threads_;
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
 };

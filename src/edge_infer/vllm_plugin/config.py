@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
 from vllm.model_executor.layers.quantization.base_config import (
@@ -99,6 +100,16 @@ class CpuInt4Config(QuantizationConfig):
         if isinstance(layer, LinearBase):
             forms = self.forms_of(prefix)
             return CpuInt4LinearMethod(self.choice, forms) if forms else UnquantizedLinearMethod()
+        if isinstance(layer, RoutedExperts):
+            from edge_infer.vllm_plugin.experts import CpuInt4ExpertsMethod
+
+            start = f"{prefix}."
+            experts = {
+                name.removeprefix(start): form
+                for name, form in self.forms.items()
+                if name.startswith(start)
+            }
+            return CpuInt4ExpertsMethod(layer.moe_config, layer, experts) if experts else None
         return None
 
     def _head_is_tied(self) -> bool:

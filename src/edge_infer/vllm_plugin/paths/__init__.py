@@ -8,13 +8,13 @@ them all; `Choice.report` says how many did.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 from edge_infer.errors import ConfigError, DeviceError
+from edge_infer.vllm_plugin import flags
 
 if TYPE_CHECKING:
     import torch
@@ -91,7 +91,7 @@ class Choice:
 
         Raises ConfigError for an unknown name, DeviceError for a path that cannot run here.
         """
-        name = os.environ.get(FLAG) or configured or DEFAULT
+        name = flags.text(FLAG) or configured or DEFAULT
         self.path = create(name)
         self._native = self.path if name == DEFAULT else create(DEFAULT)
         self._taken = 0
