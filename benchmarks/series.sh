@@ -2,6 +2,7 @@
 # Every comparison that docs/edge/results.md quotes, into benchmarks/results. Run it on a machine with
 # nothing else to do; `make bench` does, after installing what it needs.
 #   benchmarks/series.sh [STEP ...]     all of: decode depth prefill sequences levels memory demo serve
+#                                       gap speculation start grammar
 # edge-infer and its python are those of the PATH.   MODELS   where models are made (build/bench)
 #   PASSES       passes of each comparison (default 3)  SECONDS_EACH   of each load on a server (120)
 set -euo pipefail
@@ -14,7 +15,8 @@ llama=${LLAMACPP_BUILD:-$PWD/baselines/llamacpp/build}
 results=benchmarks/results
 day=$(date -u +%F)
 steps=("$@")
-[ ${#steps[@]} -gt 0 ] || steps=(decode depth prefill sequences levels memory demo serve)
+[ ${#steps[@]} -gt 0 ] || steps=(decode depth prefill sequences levels memory demo serve \
+  gap speculation start grammar)
 export EDGE_INFER_LLAMA_BENCH=$llama/bin/llama-bench
 mkdir -p "$models" "$results"
 
@@ -90,6 +92,20 @@ for step in "${steps[@]}"; do
       against compare-gemma-3-270m-4bit "$models/gemma-3-270m-4bit" "$gguf"
       ;;
     serve) benchmarks/serve.sh "$seconds" ;;
+    gap | start)
+      model qwen3-1.7b
+      python benchmarks/serving.py "$step" "$(python benchmarks/demo_gguf.py)" \
+        --output "$(out "serve-$step-gemma-3-270m")"
+      python benchmarks/serving.py "$step" "$qwen-4bit" --output "$(out "serve-$step-qwen3-1.7b")"
+      ;;
+    speculation)
+      python benchmarks/serving.py speculation "$(python benchmarks/demo_gguf.py)" --repeat 11 \
+        --output "$(out serve-speculation-gemma-3-270m)"
+      ;;
+    grammar)
+      python benchmarks/grammar_cost.py "$(python benchmarks/demo_gguf.py)" \
+        --output "$(out grammar-cost-gemma-3-270m)"
+      ;;
     *)
       echo "series.sh: no step $step." >&2
       exit 2
