@@ -37,6 +37,11 @@ TABLE: tuple[Flag, ...] = (
         traced=True,
     ),
     Flag(
+        "EDGE_INFER_VLLM_ONE_LAYOUT",
+        "1",
+        "Path tinygemm dequantizes for prompts from its one layout; off, from a row-major copy.",
+    ),
+    Flag(
         "EDGE_INFER_VLLM_ALLOW_UNTESTED",
         "0",
         "Accept a vLLM version that the plugin was not tested with.",

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 FLAG = "EDGE_INFER_WEIGHT_PATH"
 DEFAULT = "native"
 # name -> module with a class `Path`
-MODULES = {"native": "edge_infer.vllm_plugin.paths.native"}
+MODULES = {
+    name: f"edge_infer.vllm_plugin.paths.{name}" for name in ("native", "tinygemm", "w4a8", "wna16")
+}
 
 
 class WeightPath(ABC):

@@ -1,0 +1,221 @@
+"""What the paths with a layout of their own share: reading segments in blocks, and runs of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edge_infer.checkpoint.layout import BLOCK_N, pad
+from edge_infer.vllm_plugin.segments import Segment
+
+# Codes of so many channels exist unpacked at one time, as one byte each.
+BLOCK_CHANNELS = 64
+SYMMETRIC_ZERO = 8
+
+
+@dataclass(frozen=True)
+class Run:
+    """Neighbouring segments that one call multiplies: same k and group, no gap between them."""
+
+    segments: tuple[Segment, ...]
+
+    @property
+    def n(self) -> int:
+        """Channels of all segments."""
+        return sum(segment.n for segment in self.segments)
+
+    @property
+    def group_size(self) -> int:
+        return self.segments[0].group_size
+
+    @property
+    def k_padded(self) -> int:
+        """K as stored: a multiple of the group."""
+        return pad(self.segments[0].k, self.group_size)
+
+
+def runs(segments: Sequence[Segment], tile: int) -> list[Run]:
+    """`segments` joined where they lie without a gap in a layout of `tile` channels a block."""
+    found: list[list[Segment]] = []
+    for segment in segments:
+        last = found[-1][-1] if found else None
+        joins = (
+            last is not None
+            and last.n % tile == 0
+            and (last.k, last.group_size) == (segment.k, segment.group_size)
+        )
+        if joins:
+            found[-1].append(segment)
+        else:
+            found.append([segment])
+    return [Run(tuple(run)) for run in found]
+
+
+def code_rows(segment: Segment, begin: int, end: int) -> torch.Tensor:
+    """4-bit codes of channels [begin, end), both multiples of 16: uint8 [end - begin, K padded]."""
+    lines = segment.codes[begin // BLOCK_N : end // BLOCK_N]
+    blocks, count, _ = lines.shape
+    cells = lines.view(blocks, count, BLOCK_N, 4).permute(0, 2, 1, 3)
+    codes = torch.empty(blocks, BLOCK_N, count, 2, 4, dtype=torch.uint8)
+    torch.bitwise_and(cells, 15, out=codes[:, :, :, 0])
+    torch.bitwise_right_shift(cells, 4, out=codes[:, :, :, 1])
+    return codes.view(blocks * BLOCK_N, count * 8)
+
+
+def code_blocks(run: Run, tile: int) -> Iterator[tuple[int, torch.Tensor]]:
+    """(first channel, uint8 codes [channels, K padded]) of a run, block by block.
+
+    Channels of a block are a multiple of `tile`; those beyond n have the code of zero.
+    """
+    first = 0
+    for segment in run.segments:
+        for begin in range(0, segment.n, BLOCK_CHANNELS):
+            end = min(begin + BLOCK_CHANNELS, segment.n)
+            codes = code_rows(segment, begin, pad(end, BLOCK_N))
+            missing = pad(end - begin, tile) - codes.shape[0]
+            if missing > 0:
+                codes = torch.nn.functional.pad(codes, (0, 0, 0, missing), value=SYMMETRIC_ZERO)
+            yield first + begin, codes
+        first += segment.n
+
+
+def columns(tensor: torch.Tensor) -> torch.Tensor:
+    """Scales or minimums [N/16, groups, 16] as [groups, N padded to 16], a copy."""
+    return tensor.permute(1, 0, 2).reshape(tensor.shape[1], -1)
+
+
+def zero_points(segment: Segment) -> torch.Tensor | None:
+    """Zero points, uint8 [groups, N padded to 16], with which s*(q - z) are the segment's values.
+
+    None when the minimums are no whole multiples of the scales within 0..15 (up to the rounding of
+    a minimum to fp16), so that no zero points say the same.
+    """
+    scales = columns(segment.scales)
+    if segment.minimums is None:
+        return torch.full(scales.shape, SYMMETRIC_ZERO, dtype=torch.uint8)
+    scales, minimums = scales.float(), columns(segment.minimums).float()
+    zeros = torch.where(scales == 0, 0.0, -minimums / scales).round()
+    inside = (zeros >= 0) & (zeros <= 15)
+    near = (minimums + scales * zeros).abs() <= minimums.abs() * 2**-10 + 2**-24
+    return zeros.to(torch.uint8) if bool((inside & near).all()) else None
+
+
+def model_dtype(layer: torch.nn.Module) -> torch.dtype:
+    """The dtype in which vLLM runs a layer."""
+    for name in ("edge_infer_dtype", "params_dtype"):
+        dtype = getattr(layer, name, None)
+        if isinstance(dtype, torch.dtype):
+            return dtype
+    return torch.bfloat16
+
+
+def scales_and_zeros(run: Run, n: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Scales fp16 and zero points uint8, [K/group, n]: `n` is the run's padded channels."""
+    groups = run.k_padded // run.group_size
+    scales = torch.zeros(groups, n, dtype=torch.float16)
+    zeros = torch.full((groups, n), SYMMETRIC_ZERO, dtype=torch.uint8)
+    first = 0
+    for segment in run.segments:
+        end = first + segment.n
+        points = zero_points(segment)
+        assert points is not None, "refuse_minimums has passed these segments"
+        scales[:, first:end] = columns(segment.scales)[:, : segment.n]
+        zeros[:, first:end] = points[:, : segment.n]
+        first = end
+    return scales, zeros
+
+
+def keep_all(
+    layer: torch.nn.Module,
+    names: Sequence[str],
+    packed: Sequence[Sequence[torch.Tensor]],
+    runs: Sequence[Run],
+) -> None:
+    """Registers the tensors of every run on `layer`, by the `names` of a run's tensors."""
+    for i, tensors in enumerate(packed):
+        for name, tensor in zip(names, tensors, strict=True):
+            parameter = torch.nn.Parameter(tensor, requires_grad=False)
+            layer.register_parameter(f"edge_infer_{name}_{i}", parameter)
+    layer.edge_infer_n = [run.n for run in runs]
+    layer.edge_infer_k = runs[0].segments[0].k
+
+
+def kept(layer: torch.nn.Module, names: Sequence[str]) -> list[list[torch.Tensor]]:
+    """What `keep_all` registered: for each name the tensors of all runs."""
+    count = len(layer.edge_infer_n)
+    return [[getattr(layer, f"edge_infer_{name}_{i}") for i in range(count)] for name in names]
+
+
+def as_embedding(
+    layer: torch.nn.Module, rows: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """rows [ids, K padded] as dtype [*ids.shape, K]."""
+    return rows[:, : layer.edge_infer_k].to(dtype).reshape(*ids.shape, layer.edge_infer_k)
+
+
+def products(
+    x: torch.Tensor,
+    n: Sequence[int],
+    multiply: Callable[..., torch.Tensor],
+    *weights: Sequence[torch.Tensor],
+) -> torch.Tensor:
+    """`multiply` of x and the weights of each run, its first n channels: [rows, sum of n]."""
+    if x.shape[0] == 0:  # not every kernel takes no rows
+        return x.new_empty(0, sum(n))
+    outs = [
+        multiply(x, *tensors)[:, :channels] for channels, *tensors in zip(n, *weights, strict=True)
+    ]
+    out = outs[0] if len(outs) == 1 else torch.cat(outs, dim=1)
+    return out.to(x.dtype).contiguous()
+
+
+def padded_columns(x: torch.Tensor, k: int) -> torch.Tensor:
+    """x [rows, K] with zeros up to `k` columns, contiguous."""
+    if x.shape[1] != k:
+        x = torch.nn.functional.pad(x, (0, k - x.shape[1]))
+    return x.contiguous()
+
+
+def finished(out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """out [rows, N] with the bias added, in the leading shape of x."""
+    if bias is not None:
+        out = out + bias.to(out.dtype)
+    return out.view(*x.shape[:-1], out.shape[-1])
+
+
+def refuse_bits(segments: Sequence[Segment]) -> str | None:
+    """The reason of a path that reads 4-bit codes only; None when all segments have them."""
+    others = sorted({segment.bits for segment in segments} - {4})
+    return f"{', '.join(map(str, others))} bits" if others else None
+
+
+def refuse_minimums(segments: Sequence[Segment]) -> str | None:
+    """The reason of a path that knows zero points only; None when it can take all segments."""
+    if all(zero_points(segment) is not None for segment in segments):
+        return None
+    return "minimums that are no zero points"
+
+
+def missing_operation(name: str) -> str | None:
+    """The reason when this process has no ``torch.ops._C.<name>``; None when it has."""
+    from vllm.platforms import current_platform
+
+    current_platform.import_kernels()
+    if hasattr(torch.ops._C, name):
+        return None
+    return f"vLLM's build for this CPU has no operation {name}"
+
+
+_LIBRARY = torch.library.Library("edge_infer", "FRAGMENT")
+
+
+def operation(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    """Defines torch.ops.edge_infer.<name of schema>; torch.compile calls it without tracing in."""
+    name = schema.partition("(")[0]
+    if not hasattr(torch.ops.edge_infer, name):
+        _LIBRARY.define(schema)
+        _LIBRARY.impl(name, run, "CPU")
+        _LIBRARY._register_fake(name, fake)
