@@ -10,7 +10,7 @@ set -euo pipefail
 
 VERSION=0.3.36
 SHA256=832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e
-TARGETS=(llama-bench llama-perplexity llama-quantize llama-server llama-batched-bench)
+TARGETS=(llama-bench llama-perplexity llama-quantize llama-imatrix llama-server llama-batched-bench)
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 build=${LLAMACPP_BUILD:-$here/build}

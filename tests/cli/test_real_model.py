@@ -129,6 +129,15 @@ def test_bench_artifact(cli, model: Path, tmp_path: Path) -> None:
     assert str(tmp_path) not in result.stdout and str(model.parent) not in result.stdout
 
 
+def test_artifacts_are_never_overwritten(cli, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "result.json"
+    file.write_text("kept")
+    result = cli("bench", str(model), "--output", str(file))
+    assert result.returncode == 2
+    assert "exists already" in " ".join(result.stderr.split())
+    assert file.read_text() == "kept"
+
+
 def test_bench_reports_the_engines_own_error(cli, model: Path) -> None:
     result = cli("bench", str(model), "--weights", "floating", "--json")
     assert result.returncode == 1
@@ -148,18 +157,20 @@ def test_compare_interleaves_and_pairs(cli, model: Path, tmp_path: Path) -> None
     result = cli(
         *("compare", str(model), "--peer-model", str(demo_model(cache_dir())), "--passes", "3"),
         *("--prompt-tokens", "8", "--generate-tokens", "2", "--repeat", "1", "--threads", "1"),
-        "--json",
+        *("--starts", "1", "--json"),
         env={VARIABLE: str(program)},
     )
     assert result.returncode == 0, result.stderr
     artifact = Artifact.model_validate_json(result.stdout)
-    assert order.read_text().split() == ["run"] * 3
+    assert order.read_text().split() == ["run"] * 6  # the speeds and a start, in each pass
     ours, theirs = artifact.arms
     assert (ours.name, theirs.name) == ("edge-infer", "llama.cpp")
     assert len(ours.cpus) == 1 and ours.cpus == theirs.cpus
     assert theirs.checkpoint is not None and theirs.checkpoint.files[0].sha256 is not None
     verdicts = {c.metric: (c.verdict, len(c.ratio.samples)) for c in artifact.comparisons}
     # What only our arm has is not compared.
+    start = verdicts.pop("load.start_to_first_token")
+    assert start[1] == 3  # the peer is a script that loads nothing
     assert verdicts == {"prefill": ("better", 3), "decode": ("worse", 3)}
     said = [line for line in result.stderr.splitlines() if "pass" in line]
     firsts = [line.rpartition(": ")[2] for line in said[::2]]

@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 
 from edge_infer.errors import CheckpointError, ConfigError, ExecutionError, UnsupportedError
-from edge_infer.harness.bench import BenchOptions, bench_command, with_weights_read
+from edge_infer.harness.bench import (
+    BenchOptions,
+    bench_command,
+    speed_metrics,
+    with_weights_read,
+)
 from edge_infer.harness.compare import CompareOptions
 from edge_infer.harness.comparison import comparisons, rotation, verdict
-from edge_infer.harness.peers import PeerRun, llamacpp, open_peer
+from edge_infer.harness.peers import GGUF_PEERS, PeerRun, llamacpp, open_peer
 from edge_infer.harness.schema import Arm, EngineBuild, Metric
 
 
@@ -99,7 +104,7 @@ def fake_bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def run_fake(tmp_path: Path, **options) -> tuple[PeerRun, list[dict[str, str]]]:
     """The run, and the options of each program that it started, the name under ``program``."""
-    bench = BenchOptions(model="m", repeat=2, timeout=60, **options)
+    bench = BenchOptions(model="m", repeat=2, timeout=60, **{"starts": 0, **options})
     cpus = sorted(os.sched_getaffinity(0))[:1]
     run = open_peer("llamacpp").run(tmp_path / "m.gguf", bench, cpus)
     started = []
@@ -146,6 +151,29 @@ def test_several_sequences_are_llama_batched_bench(fake_bench: Path, tmp_path: P
     (tmp_path / llamacpp.BATCHED).unlink()
     with pytest.raises(UnsupportedError, match="batched"):
         run_fake(tmp_path, sequences=2)
+
+
+def test_the_leanest_setting_repacks_in_none_of_its_programs(
+    fake_bench: Path, tmp_path: Path
+) -> None:
+    peer = open_peer("llamacpp-no-repack")
+    assert peer.name != open_peer("llamacpp").name
+    bench = BenchOptions(model="m", repeat=1, timeout=60, starts=2, sequences=4)
+    run = peer.run(tmp_path / "m.gguf", bench, sorted(os.sched_getaffinity(0))[:1])
+    lines = (tmp_path / "args").read_text().splitlines()
+    assert [line.split()[0] for line in lines] == ["llama-bench", llamacpp.BATCHED] + [
+        "llama-bench"
+    ] * 2
+    assert all("--repack 0" in line or "--no-repack" in line for line in lines)
+    # A start computes one short prompt, once, and nothing before it.
+    assert all("--no-warmup" in line and " -n 0" in line and "-r 1" in line for line in lines[2:])
+    starts = run.samples["load.start_to_first_token"]
+    assert len(starts) == 2 and all(seconds > 0 for seconds in starts)
+
+
+def test_a_start_is_better_when_it_takes_less_time() -> None:
+    (metric,) = speed_metrics({"load.start_to_first_token": [2.0, 1.0]})
+    assert (metric.unit, metric.better) == ("s", "lower")
 
 
 @pytest.mark.parametrize("text", ["", "no JSON", '{"pp": 1}', "{"])
@@ -218,8 +246,13 @@ def test_senseless_compare_options_are_refused(tmp_path: Path) -> None:
     gguf.write_bytes(b"")
     with pytest.raises(ConfigError, match="passes = 2"):
         CompareOptions(BenchOptions(model="m"), gguf, passes=2)
-    with pytest.raises(CheckpointError):
-        CompareOptions(BenchOptions(model="m"), tmp_path, passes=3)
+    for peer in GGUF_PEERS:
+        with pytest.raises(CheckpointError):
+            CompareOptions(BenchOptions(model="m"), tmp_path, passes=3, peer=peer)
+    with pytest.raises(ConfigError, match="'nobody'"):
+        CompareOptions(BenchOptions(model="m"), gguf, passes=3, peer="nobody")
+    with pytest.raises(ConfigError, match="starts"):
+        CompareOptions(BenchOptions(model="m"), tmp_path, passes=3, peer="openvino", starts=1)
 
 
 def test_bench_command_repeats_the_measurement() -> None:

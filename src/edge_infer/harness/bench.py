@@ -106,7 +106,8 @@ class BenchOptions:
 
 Samples = dict[str, list[float]]
 """By metric, in the order of measurement."""
-UNITS = {"stream_read": "GB/s", "weights_read": "GB/s", "weights_read.share": "ratio"}
+START = "load.start_to_first_token"
+UNITS = {"stream_read": "GB/s", "weights_read": "GB/s", "weights_read.share": "ratio", START: "s"}
 """Of the metrics that are not tok/s."""
 
 
@@ -163,7 +164,7 @@ def run_starts(options: BenchOptions, cpus: Sequence[int] = ()) -> list[Metric]:
     return [
         Metric.of("load.open", "s", "lower", opened),
         Metric.of("load.open_to_first_token", "s", "lower", open_to_token),
-        Metric.of("load.start_to_first_token", "s", "lower", start_to_token),
+        Metric.of(START, "s", "lower", start_to_token),
     ]
 
 
@@ -199,7 +200,7 @@ def with_weights_read(samples: Samples, weight_bytes: int) -> Samples:
 def speed_metrics(samples: Samples) -> list[Metric]:
     """The samples as metrics; what was not measured is left out."""
     return [
-        Metric.of(name, UNITS.get(name, "tok/s"), "higher", values)
+        Metric.of(name, UNITS.get(name, "tok/s"), "lower" if name == START else "higher", values)
         for name, values in samples.items()
         if values
     ]

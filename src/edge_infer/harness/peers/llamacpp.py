@@ -1,10 +1,15 @@
-"""llama.cpp, measured by its own llama-bench (baselines/llamacpp builds it)."""
+"""llama.cpp, measured by its own llama-bench (baselines/llamacpp builds it).
+
+By default llama.cpp repacks weights at load into a buffer beside the mapped file. Without that
+(``repack=False``) it needs the least memory that it can, and is slower.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +24,8 @@ from edge_infer.harness.schema import EngineBuild
 VARIABLE = "EDGE_INFER_LLAMA_BENCH"
 BUILT = Path("baselines/llamacpp/build/bin/llama-bench")
 BATCHED = "llama-batched-bench"
+START_TOKENS = 11
+"""Of the prompt that ends a start: as many as our own start's text has."""
 
 
 def find_program() -> Path:
@@ -74,25 +81,26 @@ def parse_batched(text: str) -> list[float]:
 class LlamaCpp:
     """llama.cpp as an arm: llama-bench, and llama-batched-bench for several sequences."""
 
-    name = "llama.cpp"
-
-    def __init__(self, program: Path) -> None:
+    def __init__(self, program: Path, repack: bool = True) -> None:
         self.program = program
+        self.repack = repack
+        self.name = "llama.cpp" if repack else "llama.cpp, no repack"
 
     def run(self, model: Path, options: BenchOptions, cpus: Sequence[int]) -> PeerRun:
         """See :class:`edge_infer.harness.peers.Peer`. The prefill has no context before it, so a
         decode with one is a run of its own."""
         common = [str(self.program), "-m", str(model), "-t", str(len(cpus))]
-        common += ["-r", str(options.repeat), "-o", "json"]
+        common += ["-o", "json", *([] if self.repack else ["--repack", "0"])]
+        repeat = ["-r", str(options.repeat)]
         prompt, generate = ["-p", str(options.prompt_tokens)], ["-n", str(options.generate_tokens)]
         if options.context and options.prompt_tokens:
             commands = [
-                [*common, *prompt, "-n", "0"],
-                [*common, "-p", "0", *generate, "-d", str(options.context)],
+                [*common, *repeat, *prompt, "-n", "0"],
+                [*common, *repeat, "-p", "0", *generate, "-d", str(options.context)],
             ]
         else:
             depth = ["-d", str(options.context)] if options.context else []
-            commands = [[*common, *prompt, *generate, *depth]]
+            commands = [[*common, *repeat, *prompt, *generate, *depth]]
         samples: Samples = {}
         fields: dict[str, Any] = {}
         reports = []
@@ -106,6 +114,11 @@ class LlamaCpp:
             out, memory = run_program(commands[-1], cpus, options.timeout)
             samples["decode.together"] = parse_batched(out)
             reports.append(memory)
+        if options.starts:
+            commands.append([*common, "-r", "1", "-p", str(START_TOKENS), "-n", "0", "--no-warmup"])
+            samples["load.start_to_first_token"] = [
+                self._start(commands[-1], cpus, options.timeout) for _ in range(options.starts)
+            ]
         kept = ("type_k", "type_v", "n_batch", "n_ubatch", "flash_attn", "repack", "model_type")
         return PeerRun(
             samples=samples,
@@ -117,6 +130,13 @@ class LlamaCpp:
 
     def build(self) -> EngineBuild:
         return llama_build(self.program)
+
+    @staticmethod
+    def _start(command: list[str], cpus: Sequence[int], timeout: float) -> float:
+        """Seconds of a whole process that loads the model and computes one short prompt."""
+        start = time.monotonic()
+        run_program(command, cpus, timeout)
+        return time.monotonic() - start
 
     def _batched(self, model: Path, options: BenchOptions, threads: int) -> list[str]:
         program = self.program.parent / BATCHED
@@ -131,12 +151,13 @@ class LlamaCpp:
         command = [str(program), "-m", str(model), "-t", str(threads)]
         command += ["-c", str(options.sequences * part), "-npp", str(prompt)]
         command += ["-ntg", str(options.generate_tokens), "--output-format", "jsonl"]
+        command += [] if self.repack else ["--no-repack"]
         return [*command, "-npl", ",".join([str(options.sequences)] * options.repeat)]
 
 
-def open_peer() -> LlamaCpp:
+def open_peer(repack: bool = True) -> LlamaCpp:
     """Raises as :func:`find_program` does."""
-    return LlamaCpp(find_program())
+    return LlamaCpp(find_program(), repack)
 
 
 def llama_build(program: Path) -> EngineBuild:
