@@ -80,9 +80,10 @@ $(STAMPS)/reference: $(STAMPS)/venv $(REFERENCE)
 baseline-llamacpp baseline-openvino baseline-onnxruntime-genai baseline-vllm-cpu: baseline-%:
 	PYTHON=$(PYTHON) baselines/$*/build.sh
 
-# Hours on a quiet machine; STEPS="decode sequences" does a part (benchmarks/series.sh lists them).
+# Hours on a quiet machine, 40 minutes with QUICK=1; STEPS="decode sequences" does a part
+# (benchmarks/series.sh --plan lists them).
 bench: $(STAMPS)/test $(STAMPS)/reference baseline-llamacpp
-	PATH="$(abspath $(BIN)):$$PATH" benchmarks/series.sh $(STEPS)
+	PATH="$(abspath $(BIN)):$$PATH" benchmarks/series.sh $(if $(QUICK),--quick) $(STEPS)
 
 clean:
 	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache

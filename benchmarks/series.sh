@@ -62,17 +62,8 @@ for step in "${steps[@]}"; do
 done
 
 say() { printf '\n== %s\n' "$*" >&2; }
-# A new name: never one that an artifact, or the journal of an unfinished grid, has already.
-out() {
-  local day name n=1
-  day=$(date -u +%F)
-  name=$results/$day-$1-$tag
-  while [ -e "$name.json" ] || [ -e "$name.json.journal.jsonl" ]; do
-    n=$((n + 1))
-    name=$results/$day-$1-$tag-$n
-  done
-  echo "$name.json"
-}
+source benchmarks/new_name.sh
+out() { new_name "$results/$(date -u +%F)-$1-$tag"; }
 
 # A random model of real shape, packed, and its GGUF twins where llama.cpp knows the architecture.
 model() {

@@ -8,6 +8,8 @@ seconds=${1:-120}
 models=${MODELS:-build/bench}
 export LLAMA_SERVER=${LLAMACPP_BUILD:-$PWD/baselines/llamacpp/build}/bin/llama-server
 only=${ONLY:-demo qwen}
+tag=$(python -m edge_infer.harness.machine_tag)
+source benchmarks/new_name.sh
 
 arm() {  # NAME ENGINE MODEL CLIENTS SLOTS OPTIONS...
   local name=$1
@@ -54,7 +56,7 @@ grid() {  # NAME OURS THEIRS SLOTS CLIENTS...
     echo "metrics:"
     metrics "$@"
   } >"$spec"
-  edge-infer grid "$spec" --output "benchmarks/results/$(date -u +%F)-$name.json"
+  edge-infer grid "$spec" --output "$(new_name "benchmarks/results/$(date -u +%F)-$name-$tag")"
 }
 
 for one in $only; do
