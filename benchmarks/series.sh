@@ -132,7 +132,7 @@ run_step() {
       ;;
     load)
       twins qwen3-1.7b
-      against compare-qwen3-1.7b-q4_0-load "$qwen-4bit" "$qwen-Q4_0.gguf" --starts 2 \
+      against load-qwen3-1.7b-q4_0 "$qwen-4bit" "$qwen-Q4_0.gguf" --starts 2 \
         --prompt-tokens 0 --generate-tokens 4 --repeat 1
       ;;
     spark)

@@ -17,25 +17,38 @@ from edge_infer.errors import ConfigError, StorageError
 from edge_infer.harness.report.citations import unsupported
 from edge_infer.harness.report.collect import Loaded, read_artifact, read_artifacts, retract
 from edge_infer.harness.report.figures import digits, figure, metric_figure
-from edge_infer.harness.report.markdown import artifact_text, report_text, table_text, update
+from edge_infer.harness.report.markdown import (
+    PLOT,
+    artifact_text,
+    report_text,
+    table_text,
+    update,
+)
 from edge_infer.harness.report.tables import ALL, tables
 from edge_infer.harness.schema import Artifact, Metric
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "benchmarks/results", ROOT / "docs/edge/results.md"
+PEERS_PAGE = ROOT / "docs/edge/comparisons.md"
 
 
 # The committed page and the committed artifacts.
 
 
-def test_results_page_is_made_from_its_artifacts() -> None:
-    text = PAGE.read_text()
-    assert update(text, RESULTS) == text, "run edge-infer report --page docs/edge/results.md"
-    assert text.count("<!-- report: ") == len(re.findall("<!-- end report -->", text)) > 0
+@pytest.mark.parametrize("page", [PAGE, PEERS_PAGE], ids=lambda p: p.name)
+def test_pages_are_made_from_their_artifacts(page: Path) -> None:
+    text = page.read_text()
+    assert update(text, RESULTS) == text, f"run edge-infer report --page docs/edge/{page.name}"
+    for kind in ("report", "plot"):
+        assert text.count(f"<!-- {kind}: ") == text.count(f"<!-- end {kind} -->")
+    assert "<!-- report: " in text
+    for match in PLOT.finditer(text):
+        assert page.with_name(match.group("image")).read_bytes().startswith(b"\x89PNG")
 
 
-def test_every_number_of_the_results_page_is_in_the_artifact_that_it_cites() -> None:
-    assert [str(claim) for claim in unsupported(PAGE.read_text(), RESULTS)] == []
+@pytest.mark.parametrize("page", [PAGE, PEERS_PAGE], ids=lambda p: p.name)
+def test_every_number_of_a_page_is_in_the_artifact_that_it_cites(page: Path) -> None:
+    assert [str(claim) for claim in unsupported(page.read_text(), RESULTS)] == []
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda p: p.name)

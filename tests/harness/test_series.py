@@ -73,9 +73,9 @@ def test_results_carry_the_machine_and_are_never_overwritten(series, tmp_path: P
         assert len(ran) == 1 and "--starts 2" in ran[0] and "--passes 3" in ran[0]
     tag = machine_tag()
     names = sorted(file.name for file in (tmp_path / "results").iterdir())
-    assert [name.partition("compare")[2] for name in names] == [
-        f"-qwen3-1.7b-q4_0-load-{tag}-2.json",
-        f"-qwen3-1.7b-q4_0-load-{tag}.json",
+    assert [name.partition("-load")[2] for name in names] == [
+        f"-qwen3-1.7b-q4_0-{tag}-2.json",
+        f"-qwen3-1.7b-q4_0-{tag}.json",
     ]
 
 

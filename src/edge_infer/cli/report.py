@@ -26,7 +26,7 @@ def report(
     plots: Annotated[Path | None, typer.Option(help="Write PNG plots to this folder.")] = None,
     page: Annotated[
         Path | None,
-        typer.Option(help="Make the generated parts of this page again, and check its numbers."),
+        typer.Option(help="Make the tables and plots of this page again, and check its numbers."),
     ] = None,
     retract: Annotated[
         str | None, typer.Option(help="Mark the one artifact as retracted, for this reason.")
@@ -61,8 +61,7 @@ def report(
     if plots is not None:
         written += _plots(plots, collect.current(loaded))
     if page is not None:
-        _page(page, files[0] if files[0].is_dir() else files[0].parent)
-        written.append(str(page))
+        written += _page(page, files[0] if files[0].is_dir() else files[0].parent)
     if as_json:
         retracted = {
             one.name: one.artifact.retracted.model_dump()
@@ -91,10 +90,10 @@ def _plots(folder: Path, loaded: list[Loaded]) -> list[str]:
     return written
 
 
-def _page(page: Path, folder: Path) -> None:
+def _page(page: Path, folder: Path) -> list[str]:
     from edge_infer.harness.files import write_whole
     from edge_infer.harness.report.citations import unsupported
-    from edge_infer.harness.report.markdown import update
+    from edge_infer.harness.report.markdown import page_plots, update
 
     try:
         text = page.read_text(encoding="utf-8")
@@ -102,9 +101,14 @@ def _page(page: Path, folder: Path) -> None:
         raise StorageError(f"{page} cannot be read: {error}.") from None
     text = update(text, folder)
     write_whole(page, text.encode())
+    written = [str(page)]
+    for name, image in page_plots(text, folder):
+        write_whole(page.with_name(name), image)
+        written.append(str(page.with_name(name)))
     claims = unsupported(text, folder)
     if claims:
         raise ConfigError(
             f"{page.name}: " + "; ".join(map(str, claims[:8])) + ".",
             remedy="Cite the artifact that the number is from, or take the number out.",
         )
+    return written

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_infer.harness.report.collect import read_artifact
-from edge_infer.harness.report.markdown import BLOCK
+from edge_infer.harness.report.markdown import BLOCK, PLOT
 
 # (unit of a page, kind of value, size of one)
 UNITS: dict[str, tuple[str, float]] = {
@@ -135,7 +135,7 @@ def unsupported(text: str, folder: Path) -> list[Claim]:
     for first, section in sections(text):
         cited = tuple(dict.fromkeys(_FILE.findall(section)))
         pool = Pool([read_artifact(folder / name).artifact.model_dump() for name in cited])
-        prose = _NO_CLAIM.sub(_blank, BLOCK.sub(_blank, section))
+        prose = _NO_CLAIM.sub(_blank, PLOT.sub(_blank, BLOCK.sub(_blank, section)))
         for number, line in enumerate(prose.splitlines(), first):
             for match in _NUMBER.finditer(line):
                 unit = match.group("unit") or match.group("later")

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from edge_infer.errors import ConfigError
-from edge_infer.harness.report.collect import Loaded, read_artifact
+from edge_infer.harness.report.collect import Loaded, current, read_artifact, read_artifacts
+from edge_infer.harness.report.peers_plot import peers_table
 from edge_infer.harness.report.tables import ALL, Table, facts, tables
 from edge_infer.harness.schema import Artifact
 
 BLOCK = re.compile(
     r"^<!-- report: (?P<file>\S+\.json)(?P<names>[ \w]*) -->\n(?P<body>.*?)^<!-- end report -->$",
+    re.MULTILINE | re.DOTALL,
+)
+
+PLOT = re.compile(
+    r"^<!-- plot: (?P<image>[\w.-]+\.png)(?P<files>(?: \S+\.json)+) -->\n"
+    r"(?P<body>.*?)^<!-- end plot -->$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -74,8 +81,38 @@ def _block(match: re.Match[str], folder: Path) -> str:
 def update(text: str, folder: Path) -> str:
     """A page with its generated parts made again from the artifacts of ``folder``.
 
-    A part stands between ``<!-- report: FILE.json [TABLE ...] -->`` and ``<!-- end report -->``.
-    Raises ConfigError for an artifact that is not there, does not count, or has no such table.
+    A part stands between ``<!-- report: FILE.json [TABLE ...] -->`` and ``<!-- end report -->``, or
+    between ``<!-- plot: IMAGE.png FILE.json ... -->`` and ``<!-- end plot -->``, where files may be
+    patterns and :func:`page_plots` makes the image. Raises ConfigError for an artifact that is not
+    there, does not count, or has no such table.
     """
     render: Callable[[re.Match[str]], str] = lambda match: _block(match, folder)  # noqa: E731
-    return BLOCK.sub(render, text)
+    draw: Callable[[re.Match[str]], str] = lambda match: _plot(match, folder)  # noqa: E731
+    return PLOT.sub(draw, BLOCK.sub(render, text))
+
+
+def _plotted(match: re.Match[str], folder: Path) -> list[Loaded]:
+    """The comparisons of one plot, in the order of its patterns."""
+    files: dict[Path, None] = {}
+    for pattern in match.group("files").split():
+        found = sorted(folder.glob(pattern))
+        if not found:
+            raise ConfigError(f"{match.group('image')}: there is no artifact {pattern}.")
+        files.update(dict.fromkeys(found))
+    return current(read_artifacts(files))
+
+
+def _plot(match: re.Match[str], folder: Path) -> str:
+    image = match.group("image")
+    table = table_text(peers_table(_plotted(match, folder)))
+    head = f"<!-- plot: {image}{match.group('files')} -->\n"
+    return f"{head}\n![{image}]({image})\n\n{table}\n<!-- end plot -->"
+
+
+def page_plots(text: str, folder: Path) -> Iterator[tuple[str, bytes]]:
+    """(file name, PNG) of each plot of a page. Raises as :func:`update`, and UnsupportedError
+    without matplotlib."""
+    from edge_infer.harness.report.peers_plot import peers_plot
+
+    for match in PLOT.finditer(text):
+        yield match.group("image"), peers_plot(_plotted(match, folder))

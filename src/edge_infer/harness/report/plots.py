@@ -12,6 +12,7 @@ from edge_infer.harness.schema import Artifact
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BYTES = 1e6
 
@@ -40,16 +41,27 @@ def _short(name: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-").lower() or "metric"
 
 
-def _draw(paint: Callable[[Axes], None], height: float) -> bytes:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure, in inches. Raises UnsupportedError where matplotlib is not installed."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
         raise missing_package("matplotlib") from None
     # Without pyplot: no global state, no display.
-    figure = Figure(figsize=(7.0, height), layout="constrained")
+    figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
+    return figure
+
+
+def _draw(paint: Callable[[Axes], None], height: float) -> bytes:
+    figure = new_figure(7.0, height)
     paint(figure.subplots())
+    return png(figure)
+
+
+def png(figure: Figure) -> bytes:
+    """The figure's image."""
     image = io.BytesIO()
     # Without the program's version, so that the same artifact gives the same bytes.
     figure.savefig(image, format="png", dpi=110, metadata={"Software": None})
