@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import signal
+import socket
 import threading
-from contextlib import suppress
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
@@ -12,6 +14,7 @@ import psutil
 import pytest
 from child_server import serving
 
+from edge_infer.server import process
 from edge_infer.server.config import ServerConfig
 
 SHORT = {"prompt": "x", "max_tokens": 3}
@@ -52,6 +55,30 @@ def test_a_kill_under_load_leaves_nothing_that_hinders_a_restart(tiny_model) -> 
             f"{url}/v1/completions", json={"prompt": "x", "max_tokens": 3}, timeout=60
         )
         assert answer.json()["usage"]["completion_tokens"] == 3
+
+
+def test_connections_past_the_limit_are_told_so(start_server, monkeypatch) -> None:
+    monkeypatch.setattr(process, "MAX_CONNECTIONS", 4)
+    monkeypatch.setattr(process, "REFUSED_CONNECTIONS", 2)
+    with start_server() as server, ExitStack() as idle:
+        host, port = server.url.removeprefix("http://").split(":")
+        held = [
+            idle.enter_context(socket.create_connection((host, int(port)), 10)) for _ in range(4)
+        ]
+        refused = httpx.post(f"{server.url}/v1/completions", json=SHORT)
+        assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+        assert refused.headers["connection"] == "close"
+        assert refused.json()["error"]["code"] == "too_many_connections"
+        told = [idle.enter_context(socket.create_connection((host, int(port)))) for _ in range(2)]
+        cut = idle.enter_context(socket.create_connection((host, int(port)), 10))
+        with suppress(ConnectionError):
+            assert cut.recv(1) == b""
+        for one in [*held, *told]:
+            one.close()
+        end = time.monotonic() + 10
+        while httpx.post(f"{server.url}/v1/completions", json=SHORT).status_code != 200:
+            assert time.monotonic() < end
+            time.sleep(0.02)
 
 
 def test_a_body_of_100_mb_costs_no_memory(tiny_model) -> None:

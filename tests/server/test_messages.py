@@ -7,6 +7,7 @@ import pytest
 pytest.importorskip("anthropic", reason="extra [test] is not installed")
 
 import anthropic
+from anthropic.types import ModelInfo
 
 from edge_infer.server.config import ServerConfig
 
@@ -101,3 +102,16 @@ def test_errors_are_those_that_the_sdk_knows(client, start_server) -> None:
                     other.messages.create(**SEEDED)
             else:
                 assert other.messages.create(**SEEDED).content
+
+
+def test_models_have_the_apis_own_shape(client, server) -> None:
+    page = client.models.list()
+    assert [m.id for m in page] == ["tiny"]
+    (model,) = page.data
+    parsed = ModelInfo.model_validate(model.model_dump(mode="json"))
+    assert (parsed.display_name, parsed.lifecycle) == ("tiny", "active")
+    assert abs(parsed.created_at.timestamp() - server.context.started) < 1
+    assert client.models.retrieve("tiny").max_input_tokens == 512
+    with pytest.raises(anthropic.NotFoundError):
+        client.models.retrieve("other")
+    assert server.http.get("/v1/models").json()["object"] == "list"

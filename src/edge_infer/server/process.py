@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import socket
 import sys
 import time
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import h11
 import uvicorn
@@ -18,6 +19,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from edge_infer.errors import ConfigError
 from edge_infer.server.app import create_app
 from edge_infer.server.config import ServerConfig
+from edge_infer.server.errors import ApiError, error_response
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
@@ -31,7 +33,9 @@ log = logging.getLogger(__name__)
 HEADER_SECONDS = 20.0  # for a request's line and headers to arrive
 KEEP_ALIVE_SECONDS = 60
 MAX_HEADER_BYTES = 64 << 10
-MAX_CONNECTIONS = 1024
+MAX_CONNECTIONS = 1024  # that are served; some more are told so, the rest are cut off
+REFUSED_CONNECTIONS = 256
+OPEN_FILES = 4096  # connections, and everything else
 GRACE_SECONDS = 1  # for connections to end after the engine has stopped
 
 
@@ -108,7 +112,6 @@ class Server(uvicorn.Server):
                 timeout_keep_alive=KEEP_ALIVE_SECONDS,
                 timeout_graceful_shutdown=GRACE_SECONDS,
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-                limit_concurrency=MAX_CONNECTIONS,
             )
         )
         self._context = app.state.context
@@ -140,13 +143,37 @@ class Server(uvicorn.Server):
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with a time limit for the headers, which it lacks."""
+    """uvicorn's HTTP/1.1 with a time limit for the headers, which it lacks, and a limit of
+    connections that answers in our error shape."""
 
     _header_timer: TimerHandle | None = None
 
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._served = self.app
+        self.app = self._admit
+
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > MAX_CONNECTIONS + REFUSED_CONNECTIONS:
+            transport.abort()
+            return
         self._watch_headers()
+
+    async def _admit(self, scope: Any, receive: Any, send: Any) -> None:
+        if len(self.connections) <= MAX_CONNECTIONS:
+            await self._served(scope, receive, send)
+            return
+        error = ApiError(
+            f"This server keeps at most {MAX_CONNECTIONS} connections.",
+            status=503,
+            code="too_many_connections",
+            remedy="Ask again later.",
+            retry_after=1,
+        )
+        answer = error_response(error, scope["path"])
+        answer.headers["connection"] = "close"
+        await answer(scope, receive, send)
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -181,5 +208,14 @@ def run(
 
     Raises EdgeInferError for what is wrong with the chat template.
     """
+    _allow_open_files()
     server = Server(create_app(engine, config), access_log=access_log, on_start=on_start)
     server.run(sockets=[sock])
+
+
+def _allow_open_files() -> None:
+    """Raises the soft limit of open files, which is often 1024: connections alone may be more."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
