@@ -27,6 +27,8 @@ from edge_infer.vllm_plugin.segments import Form
 if TYPE_CHECKING:
     from vllm.model_executor.models.utils import WeightsMapper
 
+FOREIGN = ("awq", "gptq")  # methods whose 4-bit checkpoints are read too
+
 
 class CpuInt4Config(QuantizationConfig):
     """quantization_config of a checkpoint in the packed layout.
@@ -64,7 +66,19 @@ class CpuInt4Config(QuantizationConfig):
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> CpuInt4Config:
+        if config.get("quant_method") in FOREIGN:
+            from edge_infer.vllm_plugin.foreign import ForeignConfig
+
+            return ForeignConfig(config)
         return cls(config)
+
+    @classmethod
+    def override_quantization_method(
+        cls, hf_quant_cfg: dict[str, Any], user_quant: str | None, hf_config: Any = None
+    ) -> str | None:
+        """Takes AWQ and GPTQ checkpoints when the user names this method."""
+        ours = user_quant == QUANT_METHOD and hf_quant_cfg.get("quant_method") in FOREIGN
+        return QUANT_METHOD if ours else None
 
     def maybe_update_config(
         self, model_name: str, hf_config: Any = None, revision: str | None = None
@@ -78,6 +92,10 @@ class CpuInt4Config(QuantizationConfig):
             settings = getattr(hf_config, "quantization_config", None)
             if isinstance(settings, dict):
                 settings["weight_path"] = self.choice.path.name
+        self.read_headers(model_name, revision)
+
+    def read_headers(self, model_name: str, revision: str | None) -> None:
+        """Raises CheckpointError for a local folder whose headers and shapes do not fit."""
         if Path(model_name).is_dir():
             Checkpoint.open(model_name)
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from edge_infer.errors import CheckpointError, UnsupportedError
-from edge_infer.vllm_plugin.segments import KINDS, Form, Segment
+from edge_infer.vllm_plugin.segments import Form, Segment
 
 ATTRIBUTE = "edge_infer_parts"
 _QKV = {"q": 0, "k": 1, "v": 2}
@@ -25,16 +25,14 @@ def refuse_sharding(layer: torch.nn.Module, name: str) -> None:
 
 
 def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
-    """Registers empty parameters ``codes``, ``scales``, ``minimums`` that take what is loaded.
+    """Registers empty parameters, one for each kind of tensor, that take what is loaded.
 
     Their ``weight_loader`` keeps the tensor that vLLM's loader delivers, which is a view of the
     mapped file, instead of copying it.
     """
     parts: dict[int, dict[str, torch.Tensor]] = {}
     setattr(layer, ATTRIBUTE, parts)
-    for kind in KINDS:
-        if kind == "minimums" and all(form.symmetric for form in forms):
-            continue
+    for kind in _kinds(forms):
 
         def keep(
             param: torch.nn.Parameter,
@@ -48,6 +46,11 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
         parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
         parameter.weight_loader = keep
         layer.register_parameter(kind, parameter)
+
+
+def _kinds(forms: Sequence[Form]) -> list[str]:
+    """The kinds of tensors that these modules have, each once."""
+    return list(dict.fromkeys(kind for form in forms for kind in form.kinds))
 
 
 def _order(shard: Any) -> int:
@@ -77,7 +80,11 @@ def collect(layer: torch.nn.Module, forms: Sequence[Form]) -> list[Segment] | No
         for kind, tensor in tensors.items():
             form.check(kind, tensor)
     delattr(layer, ATTRIBUTE)
-    for kind in KINDS:
+    for kind in _kinds(forms):
         if kind in layer._parameters:
             delattr(layer, kind)
-    return [Segment.of(form, tensors) for form, tensors in zip(forms, found, strict=True)]
+    segments = []
+    for form, tensors in zip(forms, found, strict=True):
+        segments.append(form.segment(tensors))
+        tensors.clear()
+    return segments

@@ -38,6 +38,15 @@ class Form:
             entry.get("experts"),
         )
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of tensors that the module consists of."""
+        return KINDS[:2] if self.symmetric else KINDS
+
+    def segment(self, parts: dict[str, torch.Tensor]) -> Segment:
+        """The matrix from the module's loaded and checked tensors."""
+        return Segment.of(self, parts)
+
     def expected(self, kind: str) -> tuple[torch.dtype, tuple[int, ...]]:
         """The dtype and shape of the tensor ``<name>.<kind>``."""
         lead = () if self.experts is None else (self.experts,)
