@@ -13,7 +13,8 @@ from byte_model import VOCAB
 from serving_client import read, settle, text, tokens
 
 from edge_infer import LLM, SamplingParams
-from edge_infer.engine.serving import Delta, ServingEngine
+from edge_infer.engine.request import Call
+from edge_infer.engine.serving import Delta, Generation, ServingEngine
 from edge_infer.errors import CapacityError, ConfigError, EngineStoppedError, QueueFullError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=20, ignore_eos=True)
@@ -289,3 +290,33 @@ def test_closing_drains_then_aborts(llm) -> None:
     assert asyncio.run(main(0.0)) == ["abort", "abort"]
     assert asyncio.run(main(120.0)) == ["length", "length"]
     assert not llm.scheduler.busy and llm.runner.blocks.used_blocks() == 0
+
+
+def test_calls_take_turns(model) -> None:
+    """One with many choices does not keep another out until all of them are done."""
+
+    async def main() -> None:
+        engine = ServingEngine(LLM(model, threads=1, max_num_seqs=2))
+        params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+        many = engine.generate("many", params, n=12)
+        call = Call()
+        lists = [engine.generate(f"list {i}", params, call=call) for i in range(6)]
+        one = engine.generate("one", params)
+        order: list[str] = []
+
+        async def follow(name: str, generation: Generation) -> None:
+            async for delta in generation:
+                if delta.finish_reason:
+                    order.append(name)
+
+        engine.start()
+        named = [("many", many), *(("list", g) for g in lists), ("one", one)]
+        await asyncio.gather(*(follow(name, g) for name, g in named))
+        assert len(order) == 12 + 6 + 1
+        assert order.index("one") <= 4
+        # The rest take turns too: the list is done long before all choices of the first are.
+        last = len(order) - 1 - order[::-1].index("list")
+        assert 9 <= last <= 15
+        await engine.aclose()
+
+    asyncio.run(main())

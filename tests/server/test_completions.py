@@ -197,3 +197,11 @@ def test_speculation_changes_no_token(server, start_server) -> None:
             line for line in metrics.splitlines() if line.startswith("edge_infer_guessed")
         )
         assert float(guessed.split()[1]) > 0
+
+
+def test_more_prompts_than_can_ever_wait_are_no_full_queue(start_server) -> None:
+    with start_server(max_waiting=3, max_num_seqs=1) as server:
+        answer = complete(server, ["a", "b"], n=3)
+        assert answer.status_code == 400
+        assert "at most 4" in answer.json()["error"]["message"]
+        assert complete(server, ["a", "b"], n=2).status_code == 200

@@ -17,8 +17,10 @@ import pytest
 from child_server import serving
 from typer.testing import CliRunner
 
+from edge_infer import LLM
 from edge_infer.cli.main import app
 from edge_infer.cli.quantities import parse_duration, parse_size
+from edge_infer.engine.serving import ServingEngine
 from edge_infer.errors import ConfigError
 from edge_infer.server import process
 from edge_infer.server.config import ServerConfig
@@ -110,6 +112,17 @@ def test_a_port_in_use_is_named_before_the_model_is_opened() -> None:
         error = failing("/nowhere", "--port", str(port))
         assert error["code"] == "port_in_use"
         assert str(port) in error["message"]
+
+
+def test_of_two_that_start_at_once_one_gets_the_port(tiny_model) -> None:
+    with process.bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        with process.bind("127.0.0.1", port) as second:  # neither listens yet
+            first.listen()
+            engine = ServingEngine(LLM(tiny_model, threads=1))
+            with pytest.raises(ConfigError, match=str(port)) as e:
+                process.run(engine, ServerConfig(), second)
+            assert e.value.code == "port_in_use"
 
 
 def test_a_model_that_is_not_there_is_named(tmp_path) -> None:

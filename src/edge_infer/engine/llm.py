@@ -18,7 +18,7 @@ from edge_infer.engine.detokenizer import Detokenizer
 from edge_infer.engine.embedding import EmbeddingJob
 from edge_infer.engine.outputs import RequestOutput
 from edge_infer.engine.params import SamplingParams
-from edge_infer.engine.request import Request, TokenConstraint
+from edge_infer.engine.request import Call, Request, TokenConstraint
 from edge_infer.engine.request import output as request_output
 from edge_infer.engine.runner import ModelRunner, RunnerOptions
 from edge_infer.engine.scheduler import Counters, Scheduler
@@ -312,9 +312,11 @@ class LLM:
         prompt: Prompt,
         params: SamplingParams,
         constraint: Callable[[], TokenConstraint] | None = None,
+        call: Call | None = None,
     ) -> list[Request]:
         """The ``params.n`` choices of one prompt, ready for the scheduler. ``constraint`` makes
-        what restricts one choice's output.
+        what restricts one choice's output; ``call``: what they belong to, by default one of their
+        own.
 
         Raises ConfigError for a prompt that is none, CapacityError (``context_length_exceeded``)
         for one that leaves no room for an answer.
@@ -347,6 +349,7 @@ class LLM:
         arrival = time.perf_counter()
         # Asking for them loads the tokenizer, which a request of bare tokens can do without.
         eos = frozenset(() if params.ignore_eos else self.tokenizer.eos_token_ids)
+        shared = Call()
         requests = [
             Request(
                 name,
@@ -360,6 +363,7 @@ class LLM:
                 arrival=arrival,
                 choice=choice,
                 constraint=None if constraint is None else constraint(),
+                call=call or shared,
             )
             for choice in range(params.n)
         ]

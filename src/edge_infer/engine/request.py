@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,12 +43,21 @@ class TokenConstraint(Protocol):
         """Whether only EOS may follow: the request then ends with ``stop``."""
 
 
+@dataclass
+class Call:
+    """What was asked for in one go: choices of a prompt, several prompts. ``turn``: when one of
+    them was last admitted, by the scheduler's count."""
+
+    turn: int = -1
+
+
 class Request:
     """Tokens, sampling state and blocks of one sequence: one of ``params.n`` choices.
 
     ``tokens`` is the prompt followed by what was generated; ``computed`` how many of them have
     their keys and values in the pool. ``choice`` counts from 0; its seed is ``params.seed +
-    choice`` (modulo 2^64), so choice 0 is what n = 1 would give.
+    choice`` (modulo 2^64), so choice 0 is what n = 1 would give. ``call``: what all requests of
+    one caller's call share; calls take turns.
     """
 
     def __init__(
@@ -64,8 +74,10 @@ class Request:
         arrival: float,
         choice: int = 0,
         constraint: TokenConstraint | None = None,
+        call: Call | None = None,
     ) -> None:
         self.request_id = request_id
+        self.call = call or Call()
         self.choice = choice
         self.constraint = constraint
         self.prompt = prompt

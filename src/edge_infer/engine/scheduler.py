@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import time
 from bisect import insort
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -220,13 +221,12 @@ class Scheduler:
         return out
 
     def _admit(self) -> None:
-        """Lets waiting requests run, oldest first, while there are places and the pool has room for
-        all their tokens."""
-        for r in list(self.waiting):
-            if len(self.running) >= self.runner.options.max_num_seqs:
+        """Lets waiting requests run while there are places and the pool has room for all their
+        tokens."""
+        while len(self.running) < self.runner.options.max_num_seqs:
+            r = self._next()
+            if r is None:
                 return
-            if not self._prompt_ready(r):
-                continue
             blocks, cached = self.runner.blocks.new_sequence(), 0
             if self._adopts(r):
                 cached = self.runner.blocks.adopt(blocks, r.chain, r.tokens)
@@ -235,6 +235,16 @@ class Scheduler:
                 return
             self.waiting.remove(r)
             self._start(r, blocks, cached)
+
+    def _next(self) -> Request | None:
+        """Who runs next: of the calls with the fewest running, the one that has waited longest
+        since it came or last had a turn. So one with many choices or prompts makes nobody wait for
+        all of them, and is not kept out by newcomers either."""
+        ready = [r for r in self.waiting if self._prompt_ready(r)]
+        running = Counter(id(r.call) for r in self.running)
+        return min(
+            ready, key=lambda r: (running[id(r.call)], max(r.order, r.call.turn)), default=None
+        )
 
     def _adopts(self, request: Request) -> bool:
         """Whether a request may take over what others computed; log-probabilities of a prompt need
@@ -252,6 +262,7 @@ class Scheduler:
         request.blocks = blocks
         request.computed = cached
         request.fresh = True
+        request.call.turn = next(self._arrivals)
         insort(self.running, request, key=_order)
 
     def _adopt_more(self, request: Request) -> None:

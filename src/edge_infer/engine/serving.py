@@ -24,7 +24,7 @@ from edge_infer.engine.embedding import EmbeddingJob
 from edge_infer.engine.generation import Delta, Generation, LiveGeneration, call_soon
 from edge_infer.engine.llm import LLM, Prompt
 from edge_infer.engine.params import SamplingParams
-from edge_infer.engine.request import Request, TokenConstraint
+from edge_infer.engine.request import Call, Request, TokenConstraint
 from edge_infer.errors import (
     ConfigError,
     EdgeInferError,
@@ -126,9 +126,11 @@ class ServingEngine:
         *,
         n: int | None = None,
         constraint: Callable[[], TokenConstraint] | None = None,
+        call: Call | None = None,
     ) -> Generation:
         """Queues a prompt; called on the event loop that reads the result. ``n`` replaces
-        ``params.n``; ``constraint`` makes what restricts the output of one choice.
+        ``params.n``; ``constraint`` makes what restricts the output of one choice. Prompts of one
+        ``call`` take turns with others as if they were one.
 
         Raises ConfigError for a bad prompt or parameter, CapacityError for a prompt that can never
         fit, QueueFullError past ``max_waiting``, EngineStoppedError after :meth:`close`.
@@ -137,7 +139,7 @@ class ServingEngine:
         params = params if n is None else replace(params, n=n)
         self._accept(params.n)
         try:
-            requests = self.llm.new_requests(prompt, params, constraint)
+            requests = self.llm.new_requests(prompt, params, constraint, call)
         except BaseException:
             self._leave(params.n)
             raise
@@ -190,6 +192,14 @@ class ServingEngine:
             idle_seconds=0.0 if self._busy() else time.monotonic() - self._idle_since,
         )
 
+    def check_room(self, choices: int) -> None:
+        """Whether several prompts with so many choices could be queued now.
+
+        Raises ConfigError for more than ever can, QueueFullError and EngineStoppedError.
+        """
+        self._accept(choices)
+        self._leave(choices)
+
     def _accept(self, n: int) -> None:
         """Takes ``n`` places among what may run or wait."""
         with self._changed:
@@ -197,8 +207,8 @@ class ServingEngine:
                 raise _stopped()
             if n > self._limit:
                 raise ConfigError(
-                    f"n = {n}; this engine takes at most {self._limit} choices in all.",
-                    remedy="Lower n, or raise max_num_seqs or max_waiting.",
+                    f"{n} choices were asked for; this engine takes at most {self._limit} in all.",
+                    remedy="Ask for fewer at a time, or raise max_num_seqs or max_waiting.",
                 )
             if self._places + n > self._limit:
                 raise QueueFullError(

@@ -27,7 +27,7 @@ from edge_infer.server.tools import format_for
 if TYPE_CHECKING:
     from starlette.requests import Request
 
-    from edge_infer.engine.request import TokenConstraint
+    from edge_infer.engine.request import Call, TokenConstraint
     from edge_infer.engine.serving import Delta, Generation, ServingEngine
 
 log = logging.getLogger(__name__)
@@ -131,9 +131,10 @@ class ServerContext:
         prompt: Any,
         params: SamplingParams,
         constraint: Callable[[], TokenConstraint] | None = None,
+        call: Call | None = None,
     ) -> Generation:
         """Queues a request; raises EdgeInferError at once for one that cannot run."""
-        return self.engine.generate(prompt, params, constraint=constraint)
+        return self.engine.generate(prompt, params, constraint=constraint, call=call)
 
     async def deltas(self, generation: Generation) -> AsyncGenerator[Delta, None]:
         """The deltas of a generation, timed. Closing it cancels the generation.

@@ -58,15 +58,19 @@ def bind(host: str, port: int) -> socket.socket:
         sock.bind(address)
     except OSError as e:
         sock.close()
-        in_use = e.errno == errno.EADDRINUSE
-        raise ConfigError(
-            f"Port {port} of {host} cannot be had: {e.strerror or e}.",
-            remedy="Stop what serves there, or choose another --port."
-            if in_use
-            else "Choose another --port or --host.",
-            code="port_in_use" if in_use else "port_unavailable",
-        ) from None
+        raise _not_to_be_had(host, port, e) from None
     return sock
+
+
+def _not_to_be_had(host: str, port: int, error: OSError) -> ConfigError:
+    in_use = error.errno == errno.EADDRINUSE
+    return ConfigError(
+        f"Port {port} of {host} cannot be had: {error.strerror or error}.",
+        remedy="Stop what serves there, or choose another --port."
+        if in_use
+        else "Choose another --port or --host.",
+        code="port_in_use" if in_use else "port_unavailable",
+    )
 
 
 def address_of(sock: socket.socket) -> str:
@@ -119,6 +123,13 @@ class Server(uvicorn.Server):
         self._on_start = on_start
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        try:
+            # Two that start at the same time can both bind; only one can listen.
+            for sock in sockets or []:
+                sock.listen()
+        except OSError as e:
+            host, port = sock.getsockname()[:2]
+            raise _not_to_be_had(host, port, e) from None
         await super().startup(sockets)
         self._on_start()
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from edge_infer.engine.request import Call
 from edge_infer.server.context import ServerContext, context_of
 from edge_infer.server.pipeline import Usage, new_id
 from edge_infer.server.protocol.chat import usage_document
@@ -107,6 +108,7 @@ async def _start(context: ServerContext, body: CompletionRequest) -> _Job:
     """Queues every prompt, or none of them."""
     body.check()
     context.check_limits(n=body.n, logprobs=body.logprobs)
+    context.engine.check_room(len(body.prompts()) * (body.n or 1))
     params = body.sampling(
         context.defaults,
         max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
@@ -120,8 +122,9 @@ async def _start(context: ServerContext, body: CompletionRequest) -> _Job:
     prompts = await asyncio.to_thread(_encode, context, body)
     job = _Job(context, params.n, [p["prompt"] if body.echo else None for p in prompts])
     try:
+        call = Call()
         for prompt in prompts:
-            job.generations.append(context.generate(prompt, params, constraint))
+            job.generations.append(context.generate(prompt, params, constraint, call))
     except BaseException:
         job.cancel()
         raise
