@@ -42,7 +42,12 @@ def layer(path, segments: list[Segment], dtype: torch.dtype) -> torch.nn.Module:
     """A module prepared by `path`."""
     module = torch.nn.Module()
     module.params_dtype = dtype
-    path.prepare(module, segments)
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # as vLLM does while it loads
+    try:
+        path.prepare(module, segments)
+    finally:
+        torch.set_default_dtype(default)
     return module
 
 

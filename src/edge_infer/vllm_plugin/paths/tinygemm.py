@@ -157,7 +157,7 @@ def dequantized(
     From the row-major duplicate `rows` when it is not empty; the values are the same bits.
     """
     k, groups, width = tiles.shape[1], pairs.shape[0], layout().width
-    values = torch.empty(k, (end - begin) * width)
+    values = torch.empty(k, (end - begin) * width, dtype=torch.float32)
     if rows.numel():
         _fill_rows(rows, begin, end, values)
     else:

@@ -48,7 +48,7 @@ def pack(run: Run) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     scales, zeros = repack.scales_and_zeros(run, n)
     weights: torch.Tensor | None = None
     points = torch.empty(n // TILE, groups, TILE, dtype=torch.int8)
-    factors = torch.empty(n // TILE, groups, TILE)
+    factors = torch.empty(n // TILE, groups, TILE, dtype=torch.float32)
     for first, block in repack.code_blocks(run, TILE):
         columns = slice(first, first + block.shape[0])
         tiles = slice(first // TILE, columns.stop // TILE)
