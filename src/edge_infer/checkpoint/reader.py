@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from edge_infer.checkpoint import layout
 from edge_infer.checkpoint.safetensors_io import ALIGNMENT, TensorInfo, parse_json, read_header
 from edge_infer.errors import CheckpointError, UnsupportedError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 QUANT_METHOD = "cpu_int4"
 FORMAT_VERSION = 1
@@ -206,37 +209,55 @@ def _matrices(
     return out
 
 
-def _matrix(name: str, entry: Any, tensors: dict[str, TensorInfo]) -> PackedMatrix:
-    where = f"module {name[:120]!r} of quantization_config"
-    if not isinstance(entry, dict):
-        raise CheckpointError(f"{where} is not an object.")
-    bits, group, symmetric = entry.get("bits"), entry.get("group_size"), entry.get("symmetric")
-    n, k, experts = entry.get("n"), entry.get("k"), entry.get("experts")
-    if bits not in layout.BITS or type(bits) is not int:
-        raise CheckpointError(f"{where} has bits {str(bits)[:40]}; known: 4, 8.")
-    if group not in layout.GROUP_SIZES or type(group) is not int:
-        raise CheckpointError(f"{where} has group_size {str(group)[:40]}; known: 32, 64, 128.")
-    if type(symmetric) is not bool:
-        raise CheckpointError(f"{where} has symmetric {str(symmetric)[:40]}; true or false.")
-    for label, value, limit in (("n", n, DIMENSION_LIMIT), ("k", k, DIMENSION_LIMIT)):
-        if type(value) is not int or not 0 < value < limit:
-            raise CheckpointError(f"{where} has {label} {str(value)[:40]}.")
-    assert isinstance(n, int) and isinstance(k, int)
-    lead: tuple[int, ...] = ()
-    if experts is not None:
-        if type(experts) is not int or not 0 < experts < EXPERTS_LIMIT:
+@dataclass(frozen=True)
+class StoredForm:
+    """How a packed module is stored: an entry of ``quantization_config.modules``, validated."""
+
+    name: str
+    n: int
+    k: int
+    bits: int
+    group_size: int
+    symmetric: bool
+    experts: int | None = None
+
+    @classmethod
+    def of(cls, name: str, entry: Any) -> Self:
+        """Raises CheckpointError for an entry that makes no sense."""
+        where = f"module {name[:120]!r} of quantization_config"
+        if not isinstance(entry, dict):
+            raise CheckpointError(f"{where} is not an object.")
+        bits, group, symmetric = entry.get("bits"), entry.get("group_size"), entry.get("symmetric")
+        n, k, experts = entry.get("n"), entry.get("k"), entry.get("experts")
+        if bits not in layout.BITS or type(bits) is not int:
+            raise CheckpointError(f"{where} has bits {str(bits)[:40]}; known: 4, 8.")
+        if group not in layout.GROUP_SIZES or type(group) is not int:
+            raise CheckpointError(f"{where} has group_size {str(group)[:40]}; known: 32, 64, 128.")
+        if type(symmetric) is not bool:
+            raise CheckpointError(f"{where} has symmetric {str(symmetric)[:40]}; true or false.")
+        for label, value, limit in (("n", n, DIMENSION_LIMIT), ("k", k, DIMENSION_LIMIT)):
+            if type(value) is not int or not 0 < value < limit:
+                raise CheckpointError(f"{where} has {label} {str(value)[:40]}.")
+        if experts is not None and (type(experts) is not int or not 0 < experts < EXPERTS_LIMIT):
             raise CheckpointError(f"{where} has experts {str(experts)[:40]}.")
-        lead = (experts,)
+        assert isinstance(n, int) and isinstance(k, int)
+        return cls(name, n, k, bits, group, symmetric, experts)
+
+
+def _matrix(name: str, entry: Any, tensors: dict[str, TensorInfo]) -> PackedMatrix:
+    form = StoredForm.of(name, entry)
+    n, k, bits, group = form.n, form.k, form.bits, form.group_size
+    lead = () if form.experts is None else (form.experts,)
     scales_shape = lead + layout.scales_shape(n, k, group)
     codes_shape = lead + layout.codes_shape(n, k, bits, group)
     codes = _part(name, "codes", layout.STORED_DTYPE[bits], codes_shape, ALIGNMENT, tensors)
     scales = _part(name, "scales", "F16", scales_shape, 32, tensors)
     minimums = None
-    if not symmetric:
+    if not form.symmetric:
         minimums = _part(name, "minimums", "F16", scales_shape, 32, tensors)
     elif f"{name}.minimums" in tensors:
-        raise CheckpointError(f"{where} is symmetric, yet {name}.minimums exists.")
-    return PackedMatrix(name, n, k, bits, group, codes, scales, minimums, experts)
+        raise CheckpointError(f"module {name[:120]!r} is symmetric, yet {name}.minimums exists.")
+    return PackedMatrix(name, n, k, bits, group, codes, scales, minimums, form.experts)
 
 
 def _part(

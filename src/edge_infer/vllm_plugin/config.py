@@ -27,6 +27,8 @@ from edge_infer.vllm_plugin.segments import Form
 if TYPE_CHECKING:
     from vllm.model_executor.models.utils import WeightsMapper
 
+# What vLLM's models merge, where a model does not say so itself (some say it too late).
+MERGED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 FOREIGN = ("awq", "gptq")  # methods whose 4-bit checkpoints are read too
 
 
@@ -141,7 +143,7 @@ class CpuInt4Config(QuantizationConfig):
         if prefix in self.forms:  # one module, or merged already in the checkpoint
             return [self.forms[prefix]]
         parent, _, last = prefix.rpartition(".")
-        parts = self.packed_modules_mapping.get(last, [])
+        parts = self.packed_modules_mapping.get(last) or MERGED.get(last, [])
         names = [f"{parent}.{part}" if parent else part for part in parts]
         found = [self.forms[name] for name in names if name in self.forms]
         if found and len(found) != len(names):

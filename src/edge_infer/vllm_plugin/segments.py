@@ -3,40 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
 from edge_infer.checkpoint import layout
+from edge_infer.checkpoint.reader import StoredForm
 from edge_infer.errors import CheckpointError
 
 KINDS = ("codes", "scales", "minimums")
 
 
 @dataclass(frozen=True)
-class Form:
-    """How one module of the checkpoint is stored: an entry of ``quantization_config.modules``."""
-
-    name: str
-    n: int
-    k: int
-    bits: int
-    group_size: int
-    symmetric: bool
-    experts: int | None = None
-
-    @classmethod
-    def of(cls, name: str, entry: dict[str, Any]) -> Form:
-        """The entry `name`, which the checkpoint's reader has already validated."""
-        return cls(
-            name,
-            entry["n"],
-            entry["k"],
-            entry["bits"],
-            entry["group_size"],
-            entry["symmetric"],
-            entry.get("experts"),
-        )
+class Form(StoredForm):
+    """How one module of the checkpoint is stored, and what its tensors have to be."""
 
     @property
     def kinds(self) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ class Path(WeightPath):
         bias = getattr(layer, "bias", None)
         # the native object holds the segments, and so the file's map
         layer.edge_infer_linear, handle = ops.linear(segments, bias)
+        layer.edge_infer_segments = segments  # for whoever asks what the layer consists of
         layer.edge_infer_n = sum(segment.n for segment in segments)
         layer.edge_infer_k = segments[0].k
         layer.edge_infer_has_bias = bias is not None

@@ -1,0 +1,250 @@
+"""vLLM's layers on packed matrices, one by one: results, loading, compilation, refusals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("vllm")
+
+from test_config import config, entry  # noqa: E402
+from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
+from vllm.distributed import (  # noqa: E402
+    cleanup_dist_env_and_memory,
+    init_distributed_environment,
+    initialize_model_parallel,
+)
+from vllm.model_executor.layers.linear import (  # noqa: E402
+    ColumnParallelLinear,
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from vllm.model_executor.layers.vocab_parallel_embedding import (  # noqa: E402
+    ParallelLMHead,
+    VocabParallelEmbedding,
+)
+
+from edge_infer.checkpoint.quantize import quantize  # noqa: E402
+from edge_infer.errors import CheckpointError, UnsupportedError  # noqa: E402
+from edge_infer.vllm_plugin.config import CpuInt4Config  # noqa: E402
+
+K = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def vllm_environment(tmp_path_factory) -> Iterator[None]:
+    """One process as vLLM sees a group of ranks."""
+    with set_current_vllm_config(VllmConfig()):
+        file = tmp_path_factory.mktemp("rendezvous") / "file"
+        init_distributed_environment(1, 0, f"file://{file}", 0, "gloo")
+        initialize_model_parallel(1, 1)
+        yield
+    cleanup_dist_env_and_memory()
+
+
+def packed(n: int, k: int = K, seed: int = 0, **form) -> tuple[dict, dict, torch.Tensor]:
+    """(config entry, tensors, the matrix they stand for) of a random module."""
+    e = entry(n, k, **form)
+    values = np.random.default_rng(seed).normal(size=(n, k)).astype(np.float32)
+    p = quantize(
+        values, "F32", bits=e["bits"], group_size=e["group_size"], symmetric=e["symmetric"],
+        name="random", first_row=0,
+    )  # fmt: skip
+    parts = {"codes": p.codes, "scales": p.scales, "minimums": p.minimums}
+    tensors = {kind: torch.from_numpy(a) for kind, a in parts.items() if a is not None}
+    from edge_infer.checkpoint import layout
+
+    dense = layout.dequantize(p.codes, p.scales, p.minimums, n=n, k=k, bits=e["bits"])
+    return e, tensors, torch.from_numpy(dense)
+
+
+def quant_config(modules: dict) -> CpuInt4Config:
+    c = CpuInt4Config.from_config(config(modules))
+    c.packed_modules_mapping = {
+        "qkv_proj": ["q_proj", "k_proj", "v_proj"],
+        "gate_up_proj": ["gate_proj", "up_proj"],
+    }
+    return c
+
+
+def load(layer, tensors: dict, *shard) -> None:
+    for kind, tensor in tensors.items():
+        param = getattr(layer, kind)
+        param.weight_loader(param, tensor, *shard)
+
+
+def finish(layer):
+    layer.quant_method.process_weights_after_loading(layer)
+    return layer
+
+
+def close(got: torch.Tensor, want: torch.Tensor, bound: float = 0.02) -> bool:
+    return bool((got.float() - want.float()).norm() < bound * want.float().norm())
+
+
+def merged(seed: int = 0, bias: bool = False) -> tuple[torch.nn.Module, torch.Tensor]:
+    gate = packed(48, seed=seed)
+    up = packed(48, seed=seed + 1, bits=8)
+    c = quant_config({"l.gate_proj": gate[0], "l.up_proj": up[0]})
+    layer = MergedColumnParallelLinear(
+        K, [48, 48], bias=bias, quant_config=c, prefix="l.gate_up_proj", return_bias=False
+    )
+    load(layer, up[1], 1)  # in any order
+    load(layer, gate[1], 0)
+    if bias:
+        layer.bias.data.copy_(torch.arange(96.0))
+    return finish(layer), torch.cat([gate[2], up[2]])
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_merged_layer_of_mixed_bits(dtype):
+    layer, dense = merged(bias=True)
+    for shape in ((1, K), (7, K), (2, 3, K), (0, K)):
+        x = torch.randn(shape).to(dtype)
+        y = layer(x)
+        assert y.dtype == dtype and y.shape == (*shape[:-1], 96)
+        want = x.float() @ dense.T + torch.arange(96.0)
+        assert close(y, want) if x.numel() else y.numel() == 0
+    wide = torch.randn(5, 2 * K).to(dtype)
+    assert torch.equal(layer(wide[:, :K]), layer(wide[:, :K].contiguous()))
+    assert torch.equal(layer(wide[:, ::2]), layer(wide[:, ::2].contiguous()))
+
+
+def test_qkv_with_minimums_and_other_groups():
+    parts = [packed(n, seed=n, group_size=g, symmetric=s) for n, g, s in
+             ((64, 32, False), (32, 64, True), (32, 128, False))]  # fmt: skip
+    names = ("a.q_proj", "a.k_proj", "a.v_proj")
+    c = quant_config({name: p[0] for name, p in zip(names, parts, strict=True)})
+    layer = QKVParallelLinear(
+        K, 32, 2, 1, bias=False, quant_config=c, prefix="a.qkv_proj", return_bias=False
+    )
+    for shard, p in zip("qkv", parts, strict=True):
+        load(layer, p[1], shard)
+    x = torch.randn(4, K)
+    assert close(finish(layer)(x), x @ torch.cat([p[2] for p in parts]).T)
+
+
+def test_loaded_tensors_are_kept_not_copied():
+    e, tensors, _ = packed(32)
+    layer = RowParallelLinear(
+        K, 32, bias=False, quant_config=quant_config({"o_proj": e}), prefix="o_proj"
+    )
+    load(layer, tensors)
+    finish(layer)
+    (segment,) = layer.edge_infer_segments
+    assert segment.codes.data_ptr() == tensors["codes"].data_ptr()
+    assert segment.scales.data_ptr() == tensors["scales"].data_ptr()
+    assert set(dict(layer.named_parameters())) == {"edge_infer_handle"}
+
+
+def test_rows_do_not_depend_on_company():
+    layer, _ = merged()
+    x = torch.randn(33, K, dtype=torch.bfloat16)
+    together = layer(x)
+    for row in (0, 17, 32):
+        assert torch.equal(layer(x[row : row + 1])[0], together[row])
+
+
+def embedding() -> tuple[VocabParallelEmbedding, ParallelLMHead, torch.Tensor]:
+    e, tensors, dense = packed(100)  # vLLM pads the vocabulary to 128
+    c = quant_config({"embed_tokens": e})
+    c.tied = True
+    embed = VocabParallelEmbedding(100, K, quant_config=c, prefix="embed_tokens")
+    head = ParallelLMHead(100, K, quant_config=c, prefix="lm_head").tie_weights(embed)
+    load(embed, tensors)
+    return finish(embed), finish(head), dense
+
+
+def test_embedding_and_tied_head_read_one_copy():
+    embed, head, dense = embedding()
+    ids = torch.tensor([[0, 99], [50, 50]])
+    assert torch.equal(embed(ids), dense[ids].to(embed(ids).dtype))
+    x = torch.randn(3, K)
+    logits = head.quant_method.apply(head, x)
+    assert logits.shape == (3, 100) and close(logits, x @ dense.T)
+    assert torch.equal(head.quant_method.apply(head, x, bias=torch.ones(100)), logits + 1)
+    assert not list(head.parameters())
+
+
+def test_compiles_without_breaks_and_shares_graphs():
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head, _ = embedding()
+            self.first, self.second = merged(1)[0], merged(2)[0]
+
+        def layers(self, x, layer):
+            return torch.nn.functional.silu(layer(x))[..., :K]
+
+        def forward(self, ids):
+            x = self.layers(self.embed(ids), self.first)
+            return self.head.quant_method.apply(self.head, self.layers(x, self.second))
+
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    model = Model()
+    ids = torch.arange(9)
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=backend)
+    assert torch.equal(compiled(ids), model(ids))
+    assert torch.equal(compiled(ids[:4]), model(ids[:4]))
+    assert len(graphs) == 1
+    # no handle is a constant of the graph: what is cached holds in the next process
+    code = graphs[0].code
+    for module in (model.first, model.second, model.embed):
+        assert str(int(module.edge_infer_handle)) not in code
+
+
+def test_missing_tensors_are_named():
+    e, tensors, _ = packed(32)
+    layer = RowParallelLinear(
+        K, 32, bias=False, quant_config=quant_config({"x.o_proj": e}), prefix="x.o_proj"
+    )
+    load(layer, {"codes": tensors["codes"]})
+    with pytest.raises(CheckpointError, match=r"x\.o_proj\.scales is missing"):
+        finish(layer)
+    layer = RowParallelLinear(
+        K, 32, bias=False, quant_config=quant_config({"x.o_proj": e}), prefix="x.o_proj"
+    )
+    with pytest.raises(CheckpointError, match=r"0 of 1 matrices were loaded for x\.o_proj"):
+        finish(layer)
+
+
+def test_tensors_of_another_form_are_refused():
+    e, _, _ = packed(32)
+    _, other, _ = packed(32, group_size=64)
+    layer = RowParallelLinear(
+        K, 32, bias=False, quant_config=quant_config({"o_proj": e}), prefix="o_proj"
+    )
+    load(layer, other)
+    with pytest.raises(CheckpointError, match="in groups of 32 need"):
+        finish(layer)
+
+
+def test_shapes_that_the_model_does_not_have():
+    e, _, _ = packed(48)
+    with pytest.raises(CheckpointError, match=r"needs \[32, 64\] for o_proj; .* has \[48, 64\]"):
+        RowParallelLinear(
+            K, 32, bias=False, quant_config=quant_config({"o_proj": e}), prefix="o_proj"
+        )
+
+
+@pytest.mark.parametrize("change", [{"group_size": 48}, {"bits": 3}, {"n": -1}, {"k": None}])
+def test_entries_that_make_no_sense(change):
+    with pytest.raises(CheckpointError, match="of quantization_config has"):
+        quant_config({"o_proj": entry(32) | change})
+
+
+def test_tensor_parallelism_is_refused():
+    e, _, _ = packed(32)
+    with pytest.raises(UnsupportedError, match="over 2 ranks would cut the packed matrix up_proj"):
+        ColumnParallelLinear(
+            K, 32, quant_config=quant_config({"up_proj": e}), prefix="up_proj", tp_size=2, tp_rank=0
+        )

@@ -1,0 +1,108 @@
+"""Small random models in vLLM against the native engine or transformers, eager and compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import engines
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+import tiny  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+from edge_infer.checkpoint.convert import convert  # noqa: E402
+
+PROMPT = [5, 17, 99, 200, 3, 8, 100, 42, 42, 7]
+tiny.CONFIGS["qwen2"] = {"num_attention_heads": 2, "num_key_value_heads": 1}  # heads of 32
+tiny.CONFIGS["qwen3"] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}
+
+
+def prompt_logprobs(llm) -> np.ndarray:
+    """[tokens - 1, vocab]: what vLLM computes for every position of PROMPT but the last."""
+    output = engines.generate(llm, [PROMPT], 4, prompt_logprobs=211)[0]
+    rows = [[row[i].logprob for i in range(211)] for row in output.prompt_logprobs[1:]]
+    assert len(output.outputs[0].token_ids) == 4
+    return np.array(rows)
+
+
+def check(got: np.ndarray, logits: np.ndarray, bound: float) -> None:
+    """RMS difference of log-probabilities, relative to their spread."""
+    want = torch.from_numpy(logits[:-1]).double().log_softmax(-1).numpy()
+    error = float(np.sqrt(np.mean((got - want) ** 2)) / want.std())
+    print(f"relative rms {error:.5f}")
+    assert error < bound
+
+
+@pytest.mark.parametrize(
+    "kind,compiled,options",
+    [
+        ("qwen2", False, {"group_size": 32}),  # biases
+        ("qwen3", True, {"group_size": 64, "symmetric": False}),
+        ("qwen3", False, {"bits": 8}),
+    ],
+)
+def test_dense(kind, compiled, options, tmp_path):
+    tiny.make(kind, tmp_path / "plain", tied=kind == "qwen3")
+    folder = convert(tmp_path / "plain", tmp_path / "packed", **options)
+    native = tiny.logits(tiny.runner(folder, max_model_len=64), [PROMPT])[0]
+    with engines.engine(folder, dtype="float32", enforce_eager=not compiled) as llm:
+        check(prompt_logprobs(llm), native, 0.03)
+
+
+def make_moe(folder: Path, stacked: bool) -> transformers.Qwen3MoeForCausalLM:
+    config = transformers.Qwen3MoeConfig(
+        **tiny.COMMON,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        num_experts=6,
+        num_experts_per_tok=2,
+        moe_intermediate_size=48,
+        decoder_sparse_step=1,
+        mlp_only_layers=[1],
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    )
+    torch.manual_seed(3)
+    model = transformers.Qwen3MoeForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.randn_like(p) * (0.1 if "norm" in name else p.shape[-1] ** -0.5))
+            if "norm" in name:
+                p += 1
+    model.save_pretrained(folder)  # experts one by one
+    if stacked:
+        save_file(model.state_dict(), folder / "model.safetensors", {"format": "pt"})
+    return model
+
+
+def set_weights(model, weights: dict[str, torch.Tensor]) -> None:
+    """Dequantized weights into the model, whose experts are stacked."""
+    state = model.state_dict()
+    for name, value in state.items():
+        base, _, last = name.rpartition(".")
+        if name in weights:
+            value.copy_(weights[name])
+        elif f"{name}.weight" in weights:  # stacked in the checkpoint too
+            value.copy_(weights[f"{name}.weight"])
+        else:
+            parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[last]
+            for e in range(value.shape[0]):
+                value[e] = torch.cat([weights[f"{base}.{e}.{part}.weight"] for part in parts])
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_experts(stacked, tmp_path):
+    model = make_moe(tmp_path / "plain", stacked)
+    folder = convert(tmp_path / "plain", tmp_path / "packed", exclude=["*.mlp.gate"])
+    weights = {n: torch.from_numpy(np.array(v)) for n, v in tiny.dequantized(folder).items()}
+    set_weights(model, weights)
+    with engines.engine(folder, dtype="float32") as llm:
+        got = prompt_logprobs(llm)
+        layer = engines.model_of(llm).model.layers[0].mlp.experts
+        assert any(hasattr(m, "edge_infer_experts") for m in layer.modules())
+    check(got, tiny.reference(model, PROMPT), 0.05)
