@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "bindings/bindings.h"
+#include "bindings/sequence_rows.h"
 #include "common/error.h"
 #include "program/program.h"
 
@@ -233,18 +234,38 @@ void bind_program(nb::module_& m) {
           "tables: int32 [sequences, blocks] for each KV group; lengths: int32 [sequences] for "
           "each group.")
       .def(
+          "step_sequences",
+          [](Program& p, nb::handle pieces) {
+            const SequenceRows rows(p, pieces);
+            const StepInput in = rows.input();
+            {
+              nb::gil_scoped_release release;
+              p.step(in);
+            }
+            return rows.outputs();
+          },
+          "pieces"_a,
+          "Runs one step over sequences of text, each a tuple (tokens, start, count, prompt, "
+          "blocks, "
+          "wants_output, every_output) as engine.runner.Piece has them, and returns (piece, token "
+          "position) of each output row.")
+      .def(
           "output",
-          [](nb::object self, int buffer) {
+          [](nb::object self, int buffer, bool all) {
             const Program& p = nb::cast<const Program&>(self);
             require(buffer >= 0 && buffer < static_cast<int>(p.spec().buffers.size()),
                     "no such buffer");
             const Buffer& b = p.spec().buffers[buffer];
-            const size_t rows = b.space == Space::kRows ? p.last_rows() : p.last_outputs();
+            const bool wide = b.space == Space::kRows;
+            const size_t rows = all ? (wide ? p.spec().max_rows : p.spec().max_outputs)
+                                    : (wide ? p.last_rows() : p.last_outputs());
             const int64_t strides[2] = {b.stride, 1};
             const size_t shape[2] = {rows, static_cast<size_t>(b.width)};
             return nb::ndarray<nb::numpy, const float>(p.row(buffer, 0), 2, shape, self, strides);
           },
-          "buffer"_a, "A view [rows, width] of a named output; valid until the next step.")
+          "buffer"_a, "all"_a = false,
+          "A view [rows, width] of a named output; valid until the next step. all: as many rows as "
+          "any step can have.")
       .def_prop_ro("activation_bytes", &Program::activation_bytes)
       .def_prop_ro("scratch_bytes", &Program::scratch_bytes)
       .def_prop_ro(

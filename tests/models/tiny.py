@@ -156,7 +156,7 @@ def logits(
         for row, (piece, position) in enumerate(r.output_order()):
             out[which[piece]][position] = values[row]
         for p, i in zip(pieces, which, strict=True):
-            done[i] += p.count
+            done[i] += p.rows
             r.blocks.drop_unseen(blocks[i], done[i])
     for b in blocks:
         r.blocks.free(b)

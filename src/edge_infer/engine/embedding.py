@@ -54,7 +54,7 @@ class EmbeddingJob:
             before = parts[piece].pooled
             parts[piece].pooled = row.astype(np.float64) if before is None else before + row
         for r, p in zip(parts, pieces, strict=True):
-            r.done += p.count
+            r.done += p.rows
             runner.blocks.drop_unseen(r.blocks, r.done)
             if r.done == len(r.tokens):
                 runner.blocks.free(r.blocks)

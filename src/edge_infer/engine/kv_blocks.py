@@ -122,6 +122,7 @@ class BlockManager:
         self.pool = pool
         self.plan = plan
         self.cache = PrefixCache(plan.block_bytes, cache_bytes)
+        self._sliding = [(g, group) for g, (group, _) in enumerate(plan.groups) if group.window]
         self._free = [list(range(n - 1, -1, -1)) for n in plan.blocks]
         self._users = [[0] * n for n in plan.blocks]  # sequences that hold each block
 
@@ -203,6 +204,8 @@ class BlockManager:
     def reserve(self, seq: SequenceBlocks, tokens: int) -> bool:
         """Blocks for cache positions up to ``tokens``; False, with nothing changed, if not now."""
         wanted = -(-tokens // BLOCK)
+        if seq.tables and wanted <= len(seq.tables[0]):  # the tables are equally long
+            return True
         missing = [max(0, wanted - len(t)) for t in seq.tables]
         if any(m > self._available(g) for g, m in enumerate(missing)):
             return False
@@ -212,7 +215,7 @@ class BlockManager:
 
     def drop_unseen(self, seq: SequenceBlocks, position: int) -> None:
         """Gives back blocks of sliding groups that rows from ``position`` on cannot see."""
-        for g, (group, _) in enumerate(self.plan.groups):
+        for g, group in self._sliding:
             keep = _first_seen(group, position)
             if keep > seq.dropped[g]:
                 gone = [b for b in seq.tables[g][seq.dropped[g] : keep] if b >= 0]

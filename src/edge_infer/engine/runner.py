@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -71,15 +71,14 @@ class RunnerOptions:
             )
 
 
-@dataclass(frozen=True)
-class Piece:
-    """Rows of one sequence in a step: tokens [start, start + count) of ``tokens``; those before
+class Piece(NamedTuple):
+    """Rows of one sequence in a step: tokens [start, start + rows) of ``tokens``; those before
     ``prompt`` have prefill numerics, the others decode numerics. Outputs: of the last row if
     ``wants_output``, of each if ``every_output``."""
 
     tokens: Sequence[int]
     start: int
-    count: int
+    rows: int
     prompt: int
     blocks: SequenceBlocks
     wants_output: bool
@@ -124,6 +123,7 @@ class ModelRunner:
         )
         self.program = self.builder.create(self.team, self.pool, self.weights.maps)
         self.blocks = BlockManager(self.pool, self.plan, self._cache_bytes())
+        self._rows: dict[str, list[np.ndarray]] = {}
         self._hidden: tuple[ProgramBuilder, Any] | None = None
         self._scoring: tuple[ProgramBuilder, Any] | None = None
         self.load_seconds = time.perf_counter() - started
@@ -178,39 +178,10 @@ class ModelRunner:
         return builder, builder.create(self.team, self.pool, self.weights.maps)
 
     def _step(self, program: Any, pieces: Sequence[Piece]) -> list[tuple[int, int]]:
-        """Runs ``program`` and returns (piece, token position) of each output row."""
-        n_groups = len(self.plan.groups)
-        rows = [(i, p.start + r) for i, p in enumerate(pieces) for r in range(p.count)]
-        rows.sort(key=lambda row: row[1] < pieces[row[0]].prompt)  # decode numerics first; stable
-        decode = sum(1 for i, t in rows if t >= pieces[i].prompt)
-        sequence = np.fromiter((i for i, _ in rows), np.int32, len(rows))
-        index = np.fromiter((t for _, t in rows), np.int32, len(rows))
-        tokens = np.fromiter((pieces[i].tokens[t] for i, t in rows), np.int32, len(rows))
-        wanted = [
-            r
-            for r, (i, t) in enumerate(rows)
-            if pieces[i].every_output
-            or (pieces[i].wants_output and t == pieces[i].start + pieces[i].count - 1)
-        ]
-        width = max((len(p.blocks.tables[g]) for p in pieces for g in range(n_groups)), default=1)
-        tables = np.full((n_groups, len(pieces), max(width, 1)), -1, np.int32)
-        lengths = np.zeros((n_groups, len(pieces)), np.int32)
-        for i, p in enumerate(pieces):
-            for g in range(n_groups):
-                tables[g, i, : len(p.blocks.tables[g])] = p.blocks.tables[g]
-            lengths[:, i] = p.start + p.count
-        program.step(
-            tokens=tokens,
-            decode_rows=decode,
-            positions=index[None, :],
-            cache_index=index,
-            visible_end=index + 1,
-            sequence=sequence,
-            tables=list(tables),
-            lengths=list(lengths),
-            output_rows=np.asarray(wanted, dtype=np.int32),
-        )
-        return [rows[r] for r in wanted]
+        """Runs ``program`` and returns (piece, token position) of each output row. Rows of decode
+        numerics come first, else in the order of pieces."""
+        order: list[tuple[int, int]] = program.step_sequences(pieces)
+        return order
 
     def output_order(self) -> list[tuple[int, int]]:
         """(piece, token position) of each output row of the last step."""
@@ -220,6 +191,13 @@ class ModelRunner:
         """A view [outputs, width] of a named output of the last step; valid until the next one."""
         view: np.ndarray = self.program.output(self.builder.outputs[name])
         return view
+
+    def output_rows(self, name: str) -> list[np.ndarray]:
+        """Views [width] of every row that a named output can have, made once; those of the last
+        step are valid until the next one."""
+        if name not in self._rows:
+            self._rows[name] = list(self.program.output(self.builder.outputs[name], all=True))
+        return self._rows[name]
 
     def _free_beside_weights(self) -> int:
         """Memory left for the KV cache. Weights count in every mode: mapped pages are free memory

@@ -11,10 +11,10 @@ import itertools
 import time
 from bisect import insort
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from edge_infer.engine.kv_blocks import SequenceBlocks
 from edge_infer.engine.request import Request
@@ -23,13 +23,12 @@ from edge_infer.engine.speculative import NgramProposer
 from edge_infer.errors import EdgeInferError, ExecutionError
 
 
-@dataclass(frozen=True)
-class _Share:
-    """Rows of a request in the next step: ``count`` tokens that it has, then a guess."""
+class _Share(NamedTuple):
+    """Rows of a request in the next step: ``rows`` tokens that it has, then a guess."""
 
     request: Request
-    count: int
-    guess: list[int] = field(default_factory=list)
+    rows: int
+    guess: Sequence[int] = ()
 
 
 @dataclass
@@ -98,7 +97,7 @@ class Scheduler:
         touched = []
         for share, rows in zip(shares, logits, strict=True):
             r = share.request
-            r.computed += share.count
+            r.computed += share.rows
             if rows:
                 r.computed += self._take_all(share, rows, now)
             elif r.max_tokens == 0 and r.left == 0:
@@ -116,20 +115,20 @@ class Scheduler:
         """Computes the rows of a step, and gives each share the logits ([vocab]) that its next
         tokens are sampled from."""
         out: list[list[Any]] = [[] for _ in shares]
-        plain = [i for i, s in enumerate(shares) if not s.request.scoring]
         scored = [i for i, s in enumerate(shares) if s.request.scoring]
+        plain = [i for i, s in enumerate(shares) if not (scored and s.request.scoring)]
         if plain:
             self.runner.run([self._piece(shares[i]) for i in plain])
-            logits = self.runner.output("logits")
-            for row, (piece, _) in enumerate(self.runner.output_order()):
-                out[plain[piece]].append(logits[row])
+            outputs = self.runner.output_rows("logits")
+            for row, (piece, _) in zip(outputs, self.runner.output_order(), strict=False):
+                out[plain[piece]].append(row)
         if scored:
             order, logits = self.runner.score([self._piece(shares[i]) for i in scored])
             for piece, i in enumerate(scored):
                 mine = [row for row, (p, _) in enumerate(order) if p == piece]
                 r, rows = shares[i].request, logits[mine[0] : mine[-1] + 1]
                 ok = self._guarded(r, partial(r.score, r.computed, rows))
-                if ok and r.max_tokens and r.left == shares[i].count:
+                if ok and r.max_tokens and r.left == shares[i].rows:
                     out[i].append(rows[-1])
         return out
 
@@ -169,10 +168,10 @@ class Scheduler:
     def _piece(self, share: _Share) -> Piece:
         r = share.request
         assert r.blocks is not None
-        last = r.computed + share.count == len(r.tokens) and r.max_tokens > 0
-        tokens, count = r.tokens, share.count
+        last = r.computed + share.rows == len(r.tokens) and r.max_tokens > 0
+        tokens, count = r.tokens, share.rows
         if share.guess:
-            tokens, count = tokens + share.guess, count + len(share.guess)
+            tokens, count = [*tokens, *share.guess], count + len(share.guess)
         every = bool(share.guess) or r.scoring
         return Piece(tokens, r.computed, count, r.prompt_length, r.blocks, last, every)
 
@@ -183,6 +182,8 @@ class Scheduler:
         for r in [r for r in self.running if r.left == 1]:
             if r in self.running and self._reserve(r, r.computed + 1):
                 shares.append(_Share(r, 1))
+        if not self.waiting and len(shares) == len(self.running):  # all decode, none was preempted
+            return self._speculate(shares) if self.runner.options.speculative else shares
         self._admit()
         decoding = {s.request for s in shares}
         prompts = [r for r in self.running if r not in decoding]
@@ -203,7 +204,7 @@ class Scheduler:
 
     def _speculate(self, shares: list[_Share]) -> list[_Share]:
         """Adds guesses to the requests that decode, in rows and blocks that nobody needs."""
-        room = self.runner.builder.max_rows - sum(s.count for s in shares)
+        room = self.runner.builder.max_rows - sum(s.rows for s in shares)
         room = min(room, DRAFT_ROWS)
         out = []
         for s in shares:
@@ -217,7 +218,7 @@ class Scheduler:
                 if guess and (r.blocks is None or not self.runner.blocks.reserve(r.blocks, end)):
                     guess = []
             room -= len(guess)
-            out.append(_Share(r, s.count, guess))
+            out.append(_Share(r, s.rows, guess))
         return out
 
     def _admit(self) -> None:

@@ -90,7 +90,7 @@ class _Recording:
         """Runs and times steps while ``more()``."""
         runner, scheduler = self.llm.runner, self.llm.scheduler
         program, sampler = runner.program, request.sampler
-        runner.program = call = _Timed(program, "step")
+        runner.program = call = _Timed(program, "step_sequences")
         scheduler.runner = run = _Timed(runner, "run")
         request.sampler = sampling = _Timed(sampler, "sample")
         program.set_profiling(True)
