@@ -153,14 +153,17 @@ void bind_attention(nb::module_& k) {
       "kv_store",
       [](const std::string& level, Pool pool, const std::string& dtype, int block, int slot, In key,
          In value) {
-        require(key.ndim() == 2 && value.ndim() == 2, "key and value are [kv_heads, head_dim]");
+        require(key.ndim() == 3 && value.ndim() == 3,
+                "key and value are [tokens, kv_heads, head_dim]");
         length(value, "value", static_cast<int64_t>(key.size()));
         const KvLayer kv =
-            layer(pool, static_cast<int>(key.shape(0)), static_cast<int>(key.shape(1)), dtype);
-        require(
-            block >= 0 && block < static_cast<int>(pool.shape(0)) && slot >= 0 && slot < kKvBlock,
-            "no such slot");
-        kernel_table(level).kv_store(kv, block, slot, key.data(), value.data());
+            layer(pool, static_cast<int>(key.shape(1)), static_cast<int>(key.shape(2)), dtype);
+        const int64_t tokens = key.shape(0), stride = key.shape(1) * key.shape(2);
+        require(block >= 0 && block < static_cast<int>(pool.shape(0)) && slot >= 0 &&
+                    slot + tokens <= kKvBlock,
+                "no such slots");
+        kernel_table(level).kv_store(kv, block, slot, static_cast<int>(tokens), key.data(), stride,
+                                     value.data(), stride);
       },
       "level"_a, "pool"_a, "dtype"_a, "block"_a, "slot"_a, "key"_a, "value"_a);
   k.def(

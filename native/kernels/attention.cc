@@ -24,19 +24,14 @@ inline void narrow(const float* x, int n, uint16_t* y) {
   for (; i < n; ++i) y[i] = float_to_kv<T>(x[i]);
 }
 
-// One head of one token: `x` times `factor` to keys (every 32nd element) or to values (a row).
+// n values of one head of one token, times `factor` where they become codes.
 template <KvType T>
-void store_head(const float* x, float factor, int dim, KvElement<T>* y, int64_t stride) {
-  for (int d = 0; d < dim; d += 64) {
-    KvElement<T> part[64];
-    const int n = dim - d < 64 ? dim - d : 64;
-    if constexpr (T == KvType::kI8) {
-      for (int i = 0; i < n; ++i)
-        part[i] = factor == 0.0f ? 0 : static_cast<int8_t>(nearbyintf(x[d + i] * factor));
-    } else {
-      narrow<T>(x + d, n, part);
-    }
-    for (int i = 0; i < n; ++i) y[(d + i) * stride] = part[i];
+inline void convert(const float* x, int n, float factor, KvElement<T>* y) {
+  if constexpr (T == KvType::kI8) {
+    for (int i = 0; i < n; ++i)
+      y[i] = factor == 0.0f ? 0 : static_cast<int8_t>(nearbyintf(x[i] * factor));
+  } else {
+    narrow<T>(x, n, y);
   }
 }
 
@@ -57,31 +52,50 @@ inline float code_scale(const float* x, int dim, float* factor) {
   return float_from_bits(largest) / 127.0f;
 }
 
+// One head's keys, transposed: a line of the block takes one element of all tokens at once.
 template <KvType T>
-void store(const KvLayer& kv, int32_t block, int slot, const float* k, const float* v) {
-  const int dim = kv.head_dim;
-  for (int h = 0; h < kv.kv_heads; ++h) {
-    float key_factor = 1.0f, value_factor = 1.0f;
-    const float* key = k + static_cast<int64_t>(h) * dim;
-    const float* value = v + static_cast<int64_t>(h) * dim;
-    if constexpr (T == KvType::kI8) {
-      block_key_scales<T>(kv, block, h)[slot] = code_scale(key, dim, &key_factor);
-      block_value_scales<T>(kv, block, h)[slot] = code_scale(value, dim, &value_factor);
-    }
-    store_head<T>(key, key_factor, dim, block_keys<T>(kv, block, h) + slot, kKvBlock);
-    store_head<T>(value, value_factor, dim,
-                  block_values<T>(kv, block, h) + static_cast<int64_t>(slot) * dim, 1);
+void store_keys(const float* k, int64_t stride, const float* factors, int tokens, int dim,
+                KvElement<T>* y) {
+  constexpr int kPart = 64;
+  KvElement<T> part[kKvBlock][kPart];
+  for (int d0 = 0; d0 < dim; d0 += kPart) {
+    const int n = dim - d0 < kPart ? dim - d0 : kPart;
+    for (int i = 0; i < tokens; ++i) convert<T>(k + i * stride + d0, n, factors[i], part[i]);
+    for (int d = 0; d < n; ++d)
+      for (int i = 0; i < tokens; ++i) y[(d0 + d) * kKvBlock + i] = part[i][d];
   }
 }
 
-void kv_store(const KvLayer& kv, int32_t block, int slot, const float* k, const float* v) {
+template <KvType T>
+void store(const KvLayer& kv, int32_t block, int slot, int tokens, const float* k, int64_t k_stride,
+           const float* v, int64_t v_stride) {
+  const int dim = kv.head_dim;
+  for (int h = 0; h < kv.kv_heads; ++h, k += dim, v += dim) {
+    float key_factors[kKvBlock] = {}, value_factors[kKvBlock] = {};
+    if constexpr (T == KvType::kI8) {
+      float* key_scales = block_key_scales<T>(kv, block, h) + slot;
+      float* value_scales = block_value_scales<T>(kv, block, h) + slot;
+      for (int i = 0; i < tokens; ++i) {
+        key_scales[i] = code_scale(k + i * k_stride, dim, key_factors + i);
+        value_scales[i] = code_scale(v + i * v_stride, dim, value_factors + i);
+      }
+    }
+    store_keys<T>(k, k_stride, key_factors, tokens, dim, block_keys<T>(kv, block, h) + slot);
+    KvElement<T>* values = block_values<T>(kv, block, h) + static_cast<int64_t>(slot) * dim;
+    for (int i = 0; i < tokens; ++i)
+      convert<T>(v + i * v_stride, dim, value_factors[i], values + static_cast<int64_t>(i) * dim);
+  }
+}
+
+void kv_store(const KvLayer& kv, int32_t block, int slot, int tokens, const float* k,
+              int64_t k_stride, const float* v, int64_t v_stride) {
   switch (kv.type) {
     case KvType::kF16:
-      return store<KvType::kF16>(kv, block, slot, k, v);
+      return store<KvType::kF16>(kv, block, slot, tokens, k, k_stride, v, v_stride);
     case KvType::kBf16:
-      return store<KvType::kBf16>(kv, block, slot, k, v);
+      return store<KvType::kBf16>(kv, block, slot, tokens, k, k_stride, v, v_stride);
     case KvType::kI8:
-      return store<KvType::kI8>(kv, block, slot, k, v);
+      return store<KvType::kI8>(kv, block, slot, tokens, k, k_stride, v, v_stride);
   }
 }
 

@@ -26,8 +26,26 @@ void Program::fill_rope_tables(Worker& w) {
   }
 }
 
+// Neighbouring tokens of a block go together, so that each line of the block is written once.
+void Program::store_rows(const Op& op, int first, int last) {
+  const StepInput::GroupTable& g = in_->groups[op.group];
+  const KvLayer layer = pool_->layer(op.group, op.layer);
+  for (int r = first, n; r < last; r += n) {
+    const int32_t index = in_->cache_index[r], slot = index % kKvBlock;
+    n = 1;
+    while (r + n < last && slot + n < kKvBlock && in_->sequence[r + n] == in_->sequence[r] &&
+           in_->cache_index[r + n] == index + n)
+      ++n;
+    const int32_t block =
+        g.blocks[static_cast<int64_t>(in_->sequence[r]) * g.stride + index / kKvBlock];
+    kernels_.kv_store(layer, block, slot, n, at(op.in, r), spec_.buffers[op.in.buffer].stride,
+                      at(op.in2, r), spec_.buffers[op.in2.buffer].stride);
+  }
+}
+
 void Program::run_rows(const Op& op, Worker& w) {
   const int rows = rows_in(space_of(op));
+  if (op.kind == OpKind::kKvStore) return store_rows(op, w.begin(rows), w.end(rows));
   for (int r = w.begin(rows); r < w.end(rows); ++r)
     run_row(op, r, op.out.buffer < 0 ? nullptr : at(op.out, r));
 }
@@ -60,14 +78,6 @@ void Program::run_row(const Op& op, int row, float* out) {
              sin_[op.table].data() + static_cast<int64_t>(row) * half, op.interleaved);
       break;
     }
-    case OpKind::kKvStore: {
-      const StepInput::GroupTable& g = in_->groups[op.group];
-      const int32_t index = in_->cache_index[row];
-      const int32_t block =
-          g.blocks[static_cast<int64_t>(in_->sequence[row]) * g.stride + index / kKvBlock];
-      k.kv_store(pool_->layer(op.group, op.layer), block, index % kKvBlock, x, at(op.in2, row));
-      break;
-    }
     case OpKind::kActivation:
       k.activation(x, op.in.width, op.activation, out);
       break;
@@ -92,6 +102,7 @@ void Program::run_row(const Op& op, int row, float* out) {
     case OpKind::kGather:
       std::memcpy(out, at(op.in, in_->output_rows[row]), sizeof(float) * op.in.width);
       break;
+    case OpKind::kKvStore:
     case OpKind::kLinear:
     case OpKind::kAttention:
       break;

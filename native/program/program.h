@@ -185,6 +185,7 @@ class Program {
   void prepare(const StepInput& in);
   void run(int thread, int threads);
 
+  void store_rows(const Op& op, int first, int last);
   void run_rows(const Op& op, Worker& w);
   void run_row(const Op& op, int row, float* out);
   void run_linear(const Op& op, size_t index, Worker& w);

@@ -96,7 +96,7 @@ def test_kv_store_lays_out_and_rounds(level: str, dtype: str, dim: int) -> None:
     fill = 0x34
     pool = guarded(np.full((3, kv_block_bytes(dtype, heads, dim)), fill, np.uint8))
     block, slot = 2, BLOCK - 1
-    k.kv_store(level, pool, dtype, block, slot, guarded(key), guarded(value))
+    k.kv_store(level, pool, dtype, block, slot, guarded(key[None]), guarded(value[None]))
     want = [to_kv(x, dtype) for x in (key, value)]
     elements, unit = 2 * heads * dim * BLOCK, want[0][0].itemsize
     got = pool[block, : elements * unit].view(want[0][0].dtype).reshape(2 * heads, dim * BLOCK)
@@ -116,6 +116,27 @@ def test_kv_store_lays_out_and_rounds(level: str, dtype: str, dim: int) -> None:
         np.testing.assert_array_equal(stored[~nan], codes[~nan])
     assert (pool != fill).sum() <= written
     assert (pool[:2] == fill).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 17, 64, 80, 256])
+def test_kv_store_of_many_tokens_is_that_of_each(level: str, dtype: str, dim: int) -> None:
+    heads = 3
+    keys, values = (rand(BLOCK, heads, dim, seed=s, scale=3) for s in (1, 2))
+    keys[3] = 0
+    values[5, 1, 0] = np.inf
+    for slot, tokens in ((0, BLOCK), (0, 1), (5, 20), (BLOCK - 1, 1), (16, 16), (31, 1), (7, 25)):
+        together, one_by_one = (
+            guarded(np.full((2, kv_block_bytes(dtype, heads, dim)), 0x34, np.uint8)) for _ in "ab"
+        )
+        k.kv_store(
+            level, together, dtype, 1, slot, guarded(keys[:tokens]), guarded(values[:tokens])
+        )
+        for i in range(tokens):
+            one = guarded(keys[i : i + 1]), guarded(values[i : i + 1])
+            k.kv_store("scalar", one_by_one, dtype, 1, slot + i, *one)
+        np.testing.assert_array_equal(together, one_by_one)
 
 
 @pytest.mark.parametrize("level", LEVELS)
