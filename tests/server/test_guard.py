@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import time
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 
 import pytest
 from http_server import running
 
 from edge_infer.errors import ConfigError
+from edge_infer.server import body as body_module
 from edge_infer.server.body import Bodies, ClientGone, parse_json
 from edge_infer.server.config import ServerConfig
 from edge_infer.server.errors import ApiError, field_name
@@ -118,6 +120,25 @@ def test_a_body_over_the_limit_is_refused(guarded) -> None:
         error = error_of(answer, 413)
         assert error["code"] == "body_too_large"
         assert str(size) in error["message"] and "2000" in error["message"]
+
+
+def test_a_body_without_end_is_not_read_for_ever(guarded, monkeypatch) -> None:
+    monkeypatch.setattr(body_module, "READ_AT_MOST", 1 << 20)
+    with socket.create_connection(("127.0.0.1", int(guarded.url.split(":")[-1])), 20) as client:
+        client.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer second-key\r\n"
+            b"Content-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
+        sent, refused = 0, b""
+        with suppress(ConnectionError):
+            while sent < 200 << 20 and not refused:
+                client.sendall(b"10000\r\n" + b" " * 65536 + b"\r\n")
+                sent += 65536
+                if select.select([client], [], [], 0)[0]:
+                    refused = client.recv(4096)
+        # The connection is closed with data in it, which may overtake the answer.
+        assert not refused or b" 413 " in refused.split(b"\r\n")[0]
+        assert sent < 100 << 20  # what lies in the buffers of the sockets comes on top
 
 
 def test_a_body_that_does_not_arrive_ends_with_408(start_server) -> None:

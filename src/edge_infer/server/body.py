@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 #: Bodies of the largest size that may be held at once.
 BODIES_AT_ONCE = 8
+#: Bytes of a refused body that are read and dropped.
+READ_AT_MOST = 256 << 20
 
 
 class ClientGone(Exception):
@@ -36,7 +38,8 @@ class Bodies:
         """The whole body, held until the block ends.
 
         Raises ApiError 413 past the limit (after the rest was read and dropped, so that the client
-        sees the answer), 408 past the time, 503 when others hold too much, and ClientGone.
+        sees the answer, but not for ever), 408 past the time, 503 when others hold too much, and
+        ClientGone.
         """
         parts: list[bytes] = []
         try:
@@ -56,7 +59,7 @@ class Bodies:
         size = 0
         refused: ApiError | None = None
         more = True
-        while more:
+        while more and size <= max(READ_AT_MOST, 2 * self._limit):
             message = await receive()
             if message["type"] == "http.disconnect":
                 raise ClientGone
@@ -64,7 +67,7 @@ class Bodies:
             more = message.get("more_body", False)
             size += len(part)
             if size > self._limit:
-                refused = self._too_large(size)
+                refused = self._too_large(size, more)
             elif len(part) > self._room:
                 refused = refused or _too_many()
             if refused is None:
@@ -76,9 +79,10 @@ class Bodies:
         if refused is not None:
             raise refused
 
-    def _too_large(self, size: int) -> ApiError:
+    def _too_large(self, size: int, more: bool) -> ApiError:
         return ApiError(
-            f"The request's body has {size} bytes; at most {self._limit} are accepted.",
+            f"The request's body has {size} bytes{' or more' if more else ''};"
+            f" at most {self._limit} are accepted.",
             status=413,
             code="body_too_large",
             remedy="Send less, or raise --body-limit.",

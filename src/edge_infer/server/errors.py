@@ -113,6 +113,8 @@ def error_document(error: BaseException, path: str = "") -> dict[str, Any]:
 def _headers(error: BaseException) -> dict[str, str]:
     seconds = getattr(error, "retry_after", 1 if describe(error)[0] == 503 else None)
     headers = {} if seconds is None else {"retry-after": str(max(1, math.ceil(seconds)))}
+    if isinstance(error, ApiError) and error.status in (408, 413):
+        headers["connection"] = "close"  # what is left of the body is not read
     if isinstance(error, ApiError) and error.status == 401:
         headers["www-authenticate"] = "Bearer"
     return headers
