@@ -94,6 +94,7 @@ class CpuInt4Config(QuantizationConfig):
             settings = getattr(hf_config, "quantization_config", None)
             if isinstance(settings, dict):
                 settings["weight_path"] = self.choice.path.name
+                settings["weight_path_graph"] = self.choice.path.graph
         self.read_headers(model_name, revision)
 
     def read_headers(self, model_name: str, revision: str | None) -> None:

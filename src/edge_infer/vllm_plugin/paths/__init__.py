@@ -38,6 +38,11 @@ class WeightPath(ABC):
         """Why this machine (or this vLLM build) cannot run the path; None when it can."""
         return None
 
+    @property
+    def graph(self) -> str:
+        """What compiled graphs depend on: the name, and settings that change the tensors kept."""
+        return self.name
+
     @abstractmethod
     def refusal(self, segments: Sequence[Segment]) -> str | None:
         """Why the path cannot take these matrices; None when it can."""

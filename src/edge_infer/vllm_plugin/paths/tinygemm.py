@@ -257,6 +257,10 @@ class Path(WeightPath):
 
     name = "tinygemm"
 
+    @property
+    def graph(self) -> str:
+        return self.name if flags.enabled(ONE_LAYOUT) else f"{self.name}, two layouts"
+
     def unavailable(self) -> str | None:
         for name in ("_convert_weight_to_int4pack_for_cpu", "_weight_int4pack_mm_for_cpu"):
             if not hasattr(torch.ops.aten, name):
