@@ -7,7 +7,7 @@ import os
 
 HERE = os.path.dirname(__file__)
 # What runs without vLLM.
-ANYWHERE = {"test_flags.py", "test_installation.py"}
+ANYWHERE = {"test_flags.py", "test_installation.py", "test_storages.py"}
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")

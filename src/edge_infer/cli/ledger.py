@@ -9,7 +9,7 @@ import typer
 from edge_infer.cli.common import JsonOption, command, megabytes, print_json
 
 if TYPE_CHECKING:
-    from edge_infer.device.ledger import Ledger
+    from edge_infer.device.ledger import Ledger, Tensor
 
 PROMPT = "The first thing to know about the sea is that"
 
@@ -27,6 +27,11 @@ def _of_model(model: str, prompt_tokens: int, max_tokens: int) -> Ledger:
     return ledger(llm)
 
 
+def _resident(tensor: Tensor) -> str:
+    kinds = (("anonymous", tensor.anonymous), ("file-backed", tensor.file_backed))
+    return "".join(f", {megabytes(size)} {kind}" for kind, size in kinds if size)
+
+
 def _print(found: Ledger) -> None:
     print(f"process {found.pid}" + (f", {found.model}" if found.model else ""))
     print(f"{'':<42}{'anonymous':>12}{'file-backed':>12}{'planned':>12}{'page cache':>12}")
@@ -41,6 +46,12 @@ def _print(found: Ledger) -> None:
     print(f"{'':<42}{megabytes(found.anonymous):>12}{megabytes(found.file_backed):>12}")
     for tensor in found.unread:
         print(f"Nothing reads {megabytes(tensor.bytes)} of {tensor.name}.")
+    if found.largest:
+        print("\nlargest tensors")
+    for one in found.largest:
+        print(f"{megabytes(one.bytes):>10}  {one.name}{_resident(one)}")
+    for note in found.notes:
+        print(note)
 
 
 @command
@@ -58,7 +69,8 @@ def ledger(
 ) -> None:
     """Name every resident byte of a process: weights, KV pool, tokenizer, libraries, and the rest.
 
-    For a model, it is opened and generates text first, so that what serving touches is there.
+    For a model, it is opened and generates text first, so that what serving touches is there. A
+    process of vLLM is asked for its tensors.
     """
     from edge_infer.device.ledger import process_ledger
     from edge_infer.errors import ConfigError

@@ -1,23 +1,25 @@
 """Every resident byte of a process by name: what the plan said, what is there, and the rest.
 
 For its own process the ledger asks the owners: the weight maps, the KV pool, the programs, the
-allocators. For another process it has the memory map, in which it finds weight files.
+allocators. For another process it has the memory map, in which it finds weight files, and asks it
+for its tensors (vLLM's processes answer, where our plugin is loaded in them).
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_right
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_infer.checkpoint.reader import Checkpoint
-from edge_infer.device import tensor_memory
+from edge_infer.device import tensor_memory, tensor_owners
 from edge_infer.device.mapping_names import is_heap, name_of
 from edge_infer.device.mappings import PAGE, Mapping, page_cache, read_mappings, residency
 from edge_infer.device.tensor_memory import PADDING
-from edge_infer.device.usage import heap_use, small_object_bytes
+from edge_infer.device.usage import HeapUse, heap_use, small_object_bytes
 
 if TYPE_CHECKING:
     from edge_infer.engine.llm import LLM
@@ -53,6 +55,20 @@ class Unread:
     bytes: int
 
 
+@dataclass(frozen=True)
+class Tensor:
+    """One tensor of another process; resident bytes of it."""
+
+    name: str
+    """Its paths in the model, where it has some: tied weights have two."""
+    bytes: int
+    anonymous: int
+    file_backed: int
+
+
+LARGEST = 10
+
+
 @dataclass
 class Ledger:
     """The memory of one process. The lines add up to what the kernel counts as resident."""
@@ -62,6 +78,10 @@ class Ledger:
     lines: list[Line] = field(default_factory=list)
     unread: list[Unread] = field(default_factory=list)
     """Empty too for another process, whose programs are out of sight."""
+    largest: list[Tensor] = field(default_factory=list)
+    """The ten largest tensors of a process that answered."""
+    notes: list[str] = field(default_factory=list)
+    """What the reader should know about how this was found."""
 
     @property
     def anonymous(self) -> int:
@@ -94,6 +114,8 @@ class Ledger:
             "unexplained": self.unexplained,
             "lines": [asdict(line) for line in self.lines],
             "unread": [asdict(one) for one in self.unread],
+            "largest": [asdict(one) for one in self.largest],
+            "notes": self.notes,
         }
 
 
@@ -150,6 +172,13 @@ class _Book:
                     self.mapped_taken += anonymous
             at += 1
 
+    def file_at(self, address: int) -> Path | None:
+        """The file that is mapped there."""
+        at = bisect_right(self._starts, address) - 1
+        if at < 0 or address >= self.mappings[at].end:
+            return None
+        return self.mappings[at].file
+
     def take_file(
         self, checkpoint: Checkpoint, file: Path, begin: int, end: int, base: int
     ) -> None:
@@ -190,28 +219,18 @@ def ledger(llm: LLM) -> Ledger:
         book = _Book(found, read_mappings())
         if not llm.suspended:
             _take_model(book, llm.runner)
-    heap_bytes, other = book.rest()
-    in_heap = min(max(0, heap.in_use - book.heap_taken), heap_bytes)
-    objects = min(small, other)
-    mapped = min(max(0, heap.mapped - book.mapped_taken), other - objects)
-    tokenizer = min(llm.tokenizer.heap_bytes, in_heap + mapped)
-    for name, size in (
-        ("tokenizer", tokenizer),
-        (HEAP, in_heap + mapped - tokenizer),
-        (HEAP_FREE, heap_bytes - in_heap),
-        (SMALL_OBJECTS, objects),
-        (UNEXPLAINED, other - objects - mapped),
-    ):
-        found.line(name).anonymous += size
+    _take_rest(book, small, heap, llm.tokenizer.heap_bytes)
     return _ordered(found)
 
 
 def process_ledger(pid: int) -> Ledger:
     """The ledger of another process: by kind of mapping, weight files by tensor group. Its heap is
-    one line, and anonymous memory without a name is unexplained.
+    one line, and anonymous memory without a name is unexplained, unless the process answers: then
+    its tensors, Python's objects and the C heap are named as in the ledger of this process.
 
     Raises StorageError where there is no such process or it may not be read.
     """
+    answer = tensor_owners.ask(pid)
     mappings = read_mappings(pid)
     model = tensor_memory.mapped_model(mappings)
     found = Ledger(pid, None if model is None else model.path.name)
@@ -221,10 +240,62 @@ def process_ledger(pid: int) -> Ledger:
             if m.file in model.files:
                 book.take_file(model, m.file, m.start, m.end, m.start - m.offset)
         _plan_weights(found, model)
-    heap, other = book.rest()
-    found.line(HEAP).anonymous += heap
-    found.line(UNEXPLAINED).anonymous += other
+    if answer is None:
+        heap, other = book.rest()
+        found.line(HEAP).anonymous += heap
+        found.line(UNEXPLAINED).anonymous += other
+        if any(m.file is not None and m.file.name == "libtorch_cpu.so" for m in mappings):
+            found.notes.append(_SILENT)
+        return _ordered(found)
+    _take_tensors(book, answer.storages, set(model.files) if model is not None else set())
+    _take_rest(book, answer.small_objects, HeapUse(answer.heap_in_use, answer.heap_mapped))
     return _ordered(found)
+
+
+_SILENT = (
+    "This process has torch and does not answer, so its tensors are among what is unexplained: "
+    "vLLM's processes answer where edge-infer is installed beside vLLM."
+)
+
+
+def _take_tensors(
+    book: _Book, storages: Iterable[tensor_owners.Storage], weight_files: set[Path]
+) -> None:
+    """Storages by their lines; what lies in a weight file has its line already."""
+    tensors: list[tuple[int, int, str]] = []  # bytes, address, name
+    for storage in storages:
+        begin, end = storage.address, storage.address + storage.bytes
+        file = book.file_at(begin)
+        if file not in weight_files:
+            book.take(begin, end, [], storage.line, on_heap=file is None)
+        if file is None:  # one block: its tensors are views of the same memory
+            others = f" and {n} more" if (n := len(storage.views) - 1) > 0 else ""
+            name = storage.views[0].name + others if storage.views else storage.line
+            tensors.append((storage.bytes, begin, name))
+        else:
+            tensors += [(v.bytes, begin + v.offset, v.name) for v in storage.views]
+    for size, begin, name in sorted(tensors, reverse=True)[:LARGEST]:
+        pages = residency(begin, begin + size, book.found.pid)
+        parts = (p.bytes_in(begin, begin + size) for p in (pages.anonymous, pages.file_backed))
+        book.found.largest.append(Tensor(name, size, *parts))
+
+
+def _take_rest(book: _Book, small: int, heap: HeapUse, tokenizer: int | None = None) -> None:
+    """What no owner took: Python's ``small`` objects, the C ``heap``, the ``tokenizer`` on it."""
+    heap_bytes, other = book.rest()
+    in_heap = min(max(0, heap.in_use - book.heap_taken), heap_bytes)
+    objects = min(small, other)
+    mapped = min(max(0, heap.mapped - book.mapped_taken), other - objects)
+    of_tokenizer = min(tokenizer or 0, in_heap + mapped)
+    for name, size in (
+        ("tokenizer", of_tokenizer),
+        (HEAP, in_heap + mapped - of_tokenizer),
+        (HEAP_FREE, heap_bytes - in_heap),
+        (SMALL_OBJECTS, objects),
+        (UNEXPLAINED, other - objects - mapped),
+    ):
+        if name != "tokenizer" or tokenizer is not None:
+            book.found.line(name).anonymous += size
 
 
 def _take_model(book: _Book, runner: ModelRunner) -> None:

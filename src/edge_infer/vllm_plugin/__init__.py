@@ -18,9 +18,10 @@ def register() -> None:
     global _registered
     if _registered:
         return
-    from edge_infer.vllm_plugin import patches, version
+    from edge_infer.vllm_plugin import patches, storages, version
 
     version.check()
+    storages.listen()
     patches.apply_all()
     from edge_infer.vllm_plugin.config import register_config
 

@@ -67,6 +67,11 @@ TABLE: tuple[Flag, ...] = (
         "1",
         "Return freed memory to the system after loading and warm-up; two malloc arenas.",
     ),
+    Flag(
+        "EDGE_INFER_VLLM_LEDGER",
+        "1",
+        "Tell `edge-infer ledger PID` which tensors a vLLM process holds, when it is asked.",
+    ),
 )
 
 _BY_NAME = {flag.name: flag for flag in TABLE}
