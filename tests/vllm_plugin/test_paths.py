@@ -14,6 +14,7 @@ import torch
 from path_support import error, expected, layer, segment
 
 from edge_infer.checkpoint import layout
+from edge_infer.vllm_plugin import paths
 from edge_infer.vllm_plugin.paths import create, repack, tinygemm
 
 # name -> dtype -> largest relative distance from exact products. The dtype rounds scales, outputs
@@ -92,6 +93,25 @@ def test_eight_bits_are_refused(path):
 
 
 @pytest.mark.parametrize("name", TOLERANCE)
+def test_what_does_not_fit_runs_on_native_and_is_said_once(path, monkeypatch):
+    said = []
+    monkeypatch.setattr(paths._logger, "warning", lambda text, *values: said.append(text % values))
+    choice = paths.Choice(path.name)
+    four, eight = segment(32, 64), segment(48, 64, bits=8)
+    assert choice([four]).name == path.name and choice([four], embedding=True).name == path.name
+    assert choice([four, eight]).name == "native"
+    assert choice([eight]).name == "native"
+    assert said == [
+        "edge-infer: m32 with m48 and matrices like it run on weight path native, because "
+        f"{path.name} cannot take 8 bits"
+    ]
+    module = layer(choice([four, eight]), [four, eight], torch.bfloat16)
+    x = torch.randn(5, 64).bfloat16()
+    out = choice([four, eight]).apply(module, x, None)
+    assert error(out, expected([four, eight], x)) < 1.5e-2
+
+
+@pytest.mark.parametrize("name", TOLERANCE)
 def test_no_rows_and_rows_of_zeros(path):
     module = layer(path, [segment(40, 64)], torch.bfloat16)
     assert path.apply(module, torch.empty(0, 64, dtype=torch.bfloat16), None).shape == (0, 40)
@@ -127,6 +147,7 @@ def test_compiled_is_eager(path):
 PEAK = """
 import sys, torch
 from edge_infer.checkpoint import layout
+from edge_infer.vllm_plugin import paths
 from edge_infer.vllm_plugin.paths import create
 from path_support import layer, segment
 path = create(sys.argv[1])

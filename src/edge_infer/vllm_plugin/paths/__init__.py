@@ -3,11 +3,12 @@
 A path is chosen once a process: the flag EDGE_INFER_WEIGHT_PATH, else ``weight_path`` of the
 checkpoint's quantization_config, else ``native``. A path that this machine cannot run is refused at
 start. A matrix that the chosen path cannot take (8 bits, for most) goes to ``native``, which takes
-them all; `Choice.report` says how many did.
+them all; so do the others of its layer. The log says so once a reason.
 """
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     import torch
 
     from edge_infer.vllm_plugin.segments import Segment
+
+_logger = logging.getLogger("vllm.edge_infer")  # below vLLM's own, so its handlers print it
 
 FLAG = "EDGE_INFER_WEIGHT_PATH"
 DEFAULT = "native"
@@ -101,8 +104,7 @@ class Choice:
         name = flags.text(FLAG) or configured or DEFAULT
         self.path = create(name)
         self._native = self.path if name == DEFAULT else create(DEFAULT)
-        self._taken = 0
-        self._refused: dict[str, int] = {}
+        self._said: set[str] = set()
         reason = self.path.unavailable()
         if reason is not None:
             raise DeviceError(
@@ -117,14 +119,15 @@ class Choice:
         )
         reason = refusal(segments)
         if reason is None:
-            self._taken += len(segments)
             return self.path
-        self._refused[reason] = self._refused.get(reason, 0) + len(segments)
+        if reason not in self._said:
+            self._said.add(reason)
+            _logger.warning(
+                "edge-infer: %s and matrices like it run on weight path %s, because %s cannot "
+                "take %s",
+                " with ".join(segment.name for segment in segments),
+                self._native.name,
+                self.path.name,
+                reason,
+            )
         return self._native
-
-    def report(self) -> str:
-        """One sentence for the log."""
-        text = f"weight path {self.path.name}: {self._taken} matrices"
-        for reason, count in self._refused.items():
-            text += f"; {count} on {self._native.name} ({reason})"
-        return text
