@@ -52,8 +52,8 @@ def length(options: argparse.Namespace) -> int:
     return max(options.prompt_tokens, max(options.context, 1) + options.generate_tokens) + 1
 
 
-def measure(options: argparse.Namespace, engine: Engine, versions: dict[str, str]) -> None:
-    """Measures as the options say and prints the document."""
+def samples_of(options: argparse.Namespace, engine: Engine) -> dict[str, list[float]]:
+    """Measures as the options say: tok/s of each repeat, by metric."""
     rng = random.Random(0)
 
     def prompts(count: int, tokens: int) -> list[list[int]]:
@@ -80,5 +80,11 @@ def measure(options: argparse.Namespace, engine: Engine, versions: dict[str, str
         samples["decode"] = repeated(lambda: decode(1))
         if options.sequences > 1:
             samples["decode.together"] = repeated(lambda: decode(options.sequences))
+    return samples
+
+
+def measure(options: argparse.Namespace, engine: Engine, versions: dict[str, str]) -> None:
+    """Measures as the options say and prints the document."""
+    samples = samples_of(options, engine)
     document = {"samples": samples, "settings": engine.settings, "versions": versions}
     print(json.dumps(document), flush=True)

@@ -8,6 +8,7 @@
 # edge-infer and its python are those of the PATH.   MODELS   where models are made (build/bench)
 #   PASSES         passes of each comparison (5; 3 when quick)
 #   SECONDS_EACH   of each load on a server (120)
+#   VLLM_PYTHON    the environment of the steps vllm-* (.venv-vllm/bin/python)
 # An artifact is called DATE-WHAT-MACHINE.json after the machine's CPU and ISA level, with a number
 # behind it where there is one already: nothing is overwritten. A step that takes four times as long
 # as expected is ended, and the next one begins.
@@ -43,10 +44,12 @@ mkdir -p "$models" "$results"
 declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
+  [vllm-memory]="0 45" [vllm-speed]="0 100"
   [kv]="0 20" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
   gap speculation start grammar)
+named=(vllm-memory vllm-speed)  # run when they are named: they need the environment of make test-vllm
 expected() {  # a step that the quick set does not have runs in full when it is named
   local m=(${minutes[$1]})
   [ -n "$quick" ] && [ "${m[0]}" -gt 0 ] && echo "${m[0]}" || echo "${m[1]}"
@@ -57,7 +60,7 @@ if [ ${#steps[@]} -eq 0 ]; then
 fi
 total=0
 for step in "${steps[@]}"; do
-  [ -n "${minutes[$step]:-}" ] || { echo "series.sh: no step $step; there are ${order[*]}." >&2; exit 2; }
+  [ -n "${minutes[$step]:-}" ] || { echo "series.sh: no step $step; there are ${order[*]} ${named[*]}." >&2; exit 2; }
   [ "$step" = prepare ] || total=$((total + $(expected "$step")))
 done
 
@@ -86,6 +89,16 @@ against() {  # NAME MODEL TWIN OPTIONS...
 }
 speed() { against "$@" --generate-tokens "$generate" --repeat "$repeat"; }
 grid() { say "$1"; MODEL=$2 edge-infer grid "benchmarks/grids/$1.yaml" --wait 60 --output "$(out "$1")"; }
+
+# Grids of vLLM: arms run in its environment, and compiled models are kept beside the others.
+vllm() {
+  export VLLM_PYTHON=${VLLM_PYTHON:-.venv-vllm/bin/python} THREADS=${THREADS:-$(nproc)}
+  export VLLM_CACHE_ROOT=$PWD/$models/vllm-cache
+  [ -x "$VLLM_PYTHON" ] || { echo "series.sh: no $VLLM_PYTHON; run make test-vllm." >&2; return 1; }
+  local name failed=
+  for name in "$@"; do grid "$name" "$qwen-4bit" || failed=1; done
+  [ -z "$failed" ]
+}
 
 run_step() {
   case $1 in
@@ -158,6 +171,14 @@ run_step() {
         edge-infer bench "$qwen-4bit" --context 8192 --prompt-tokens 0 --kv-cache-dtype $kv --starts 0 \
           --repeat 3 --output "$(out "bench-qwen3-1.7b-d8192-kv-$kv")"
       done
+      ;;
+    vllm-memory)
+      model qwen3-1.7b
+      vllm vllm-memory vllm-memory-rope vllm-memory-tinygemm
+      ;;
+    vllm-speed)  # a path that the machine cannot run is no result, and ends the grid with status 1
+      twins qwen3-1.7b
+      SOURCE=$qwen GGUF=$qwen-Q4_0.gguf vllm vllm-speed
       ;;
     serve) benchmarks/serve.sh "$seconds" ;;
     gap | start)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,25 +18,34 @@ from measure import Timing, arguments, length, measure
 
 
 class Vllm:
-    def __init__(self, model: str, positions: int, sequences: int, eager: bool) -> None:
+    """``further``: arguments of vLLM's LLM, over those here."""
+
+    def __init__(
+        self,
+        model: str,
+        positions: int,
+        sequences: int,
+        eager: bool,
+        further: Mapping[str, Any] | None = None,
+    ) -> None:
         from vllm import LLM
 
-        self._llm = LLM(
-            model,
-            dtype="bfloat16",
-            enforce_eager=eager,
-            max_model_len=positions,
-            max_num_seqs=sequences,
-            enable_prefix_caching=False,
-            skip_tokenizer_init=True,
-            disable_log_stats=False,  # the times of tokens come with them
-        )
+        arguments: dict[str, Any] = {
+            "dtype": "bfloat16",
+            "enforce_eager": eager,
+            "max_model_len": positions,
+            "max_num_seqs": sequences,
+            "enable_prefix_caching": False,
+            "skip_tokenizer_init": True,
+            "disable_log_stats": False,  # the times of tokens come with them
+        }
+        self.llm = LLM(model, **{**arguments, **(further or {})})
         self.vocabulary = int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])
         self.settings: dict[str, Any] = {
             "dtype": "bfloat16",
             "enforce_eager": eager,
-            "kv_cache_gb": os.environ["VLLM_CPU_KVCACHE_SPACE"],
-            "threads_bind": os.environ["VLLM_CPU_OMP_THREADS_BIND"],
+            "kv_cache_gb": os.environ.get("VLLM_CPU_KVCACHE_SPACE", ""),
+            "threads_bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""),
         }
 
     def run(self, prompts: list[list[int]], tokens: int) -> Timing:
@@ -45,7 +55,7 @@ class Vllm:
             temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
         )
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._llm.generate(inputs, params, use_tqdm=False)
+        outputs = self.llm.generate(inputs, params, use_tqdm=False)
         if any(len(output.outputs[0].token_ids) != tokens for output in outputs):
             raise SystemExit(f"Not every sequence has {tokens} tokens.")
         times = [output.metrics for output in outputs]

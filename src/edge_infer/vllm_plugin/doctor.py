@@ -192,6 +192,7 @@ from dataclasses import asdict
 from edge_infer.vllm_plugin import patches, register
 import vllm
 register()
+patches.import_targets()
 print(json.dumps([asdict(one) for one in patches.status()]))
 """
 

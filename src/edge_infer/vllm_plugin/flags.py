@@ -40,6 +40,17 @@ TABLE: tuple[Flag, ...] = (
         "EDGE_INFER_VLLM_ONE_LAYOUT",
         "1",
         "Path tinygemm dequantizes for prompts from its one layout; off, from a row-major copy.",
+        traced=True,
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_MAPPED",
+        "1",
+        "Keep packed weights as views of the mapped file; off, copy them, as vLLM copies its own.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_BLOCKED_REPACK",
+        "1",
+        "Repack in blocks of 64 channels; off, unpack whole matrices (for comparison).",
     ),
     Flag(
         "EDGE_INFER_VLLM_ALLOW_UNTESTED",
@@ -71,6 +82,16 @@ TABLE: tuple[Flag, ...] = (
         "EDGE_INFER_VLLM_LEDGER",
         "1",
         "Tell `edge-infer ledger PID` which tensors a vLLM process holds, when it is asked.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_PASSIVE_OMP",
+        "1",
+        "Let OpenMP threads of workers sleep while they wait, where they occupy every CPU.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_SINGLE_PROCESS",
+        "0",
+        "Run engine and worker in the process of LLM(...), or in the engine process of a server.",
     ),
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from edge_infer.errors import CheckpointError, UnsupportedError
+from edge_infer.vllm_plugin import flags
 from edge_infer.vllm_plugin.segments import Form, Segment
 
 ATTRIBUTE = "edge_infer_parts"
@@ -28,8 +29,9 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
     """Registers empty parameters, one for each kind of tensor, that take what is loaded.
 
     Their ``weight_loader`` keeps the tensor that vLLM's loader delivers, which is a view of the
-    mapped file, instead of copying it.
+    mapped file, instead of copying it (EDGE_INFER_VLLM_MAPPED).
     """
+    mapped = flags.enabled("EDGE_INFER_VLLM_MAPPED")
     parts: dict[int, dict[str, torch.Tensor]] = {}
     setattr(layer, ATTRIBUTE, parts)
     for kind in _kinds(forms):
@@ -41,7 +43,7 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
             kind: str = kind,
             **_: Any,
         ) -> None:
-            parts.setdefault(_order(shard), {})[kind] = loaded
+            parts.setdefault(_order(shard), {})[kind] = loaded if mapped else loaded.clone()
 
         parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
         parameter.weight_loader = keep

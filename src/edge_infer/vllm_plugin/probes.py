@@ -8,6 +8,7 @@ worker. The answer is plain data, one dictionary a worker.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
@@ -21,11 +22,16 @@ class WorkerProbes:
     """Mixed into vLLM's worker class; reads what is there and changes nothing."""
 
     model_runner: Any
+    _edge_infer_timers: Timers
 
     def edge_infer_probe(self) -> dict[str, Any]:
-        """``kv_bytes``, ``kv_blocks``; ``rope_tables``: [rows, columns, bytes] of each;
-        ``rope_bytes``; ``threads``; ``pid``; ``parent``; ``memory``: anonymous and file-backed
-        bytes; ``compiled_from_cache``; ``patches``: name to state; ``released``.
+        """What there is, as plain data:
+
+        ``kv_bytes``, ``kv_blocks``; ``rope_tables``: [rows, columns, bytes]; ``rope_bytes``;
+        ``threads``, ``pid``, ``parent``; ``memory``: anonymous and file-backed bytes of this
+        process; ``weights``: layers by what multiplies them;
+        ``duplicate_bytes``: second layouts of weights; ``compiled``, ``compiled_from_cache``;
+        ``patches``: name to state; ``released``: see patches/release.py; ``spin``: GOMP_SPINCOUNT.
         """
         import torch
         from vllm.compilation.counter import compilation_counter
@@ -44,12 +50,75 @@ class WorkerProbes:
             "pid": os.getpid(),
             "parent": os.getppid(),
             "memory": asdict(own_memory()),
+            "weights": weight_paths(runner.model),
+            "duplicate_bytes": storage_bytes(duplicates(runner.model)),
             "compiled_from_cache": compilation_counter.num_aot_artifacts_loaded > 0,
             "compiled": compilation_counter.num_aot_compiles > 0,
             "patches": {status.name: status.state for status in patches.status()},
             "released": released(),
             "spin": os.environ.get("GOMP_SPINCOUNT", ""),
         }
+
+    def edge_infer_time_steps(self, on: bool) -> dict[str, float]:
+        """Starts (``on``) or ends the timing of this worker's steps.
+
+        At the end: ``steps``, and seconds summed over them of ``runner`` (everything the worker
+        does for a step) and of its parts ``forward``, ``logits``, ``inputs``, ``sampling``. The
+        timers cost a microsecond or so a call.
+        """
+        if on:
+            self._edge_infer_timers = Timers()
+            self._edge_infer_timers.watch(self.model_runner, self.model_runner.model)
+            return {}
+        return self._edge_infer_timers.stop()
+
+
+class Timers:
+    """Wraps methods of one runner and its model, and takes the wrappers off again."""
+
+    RUNNER = (
+        ("execute_model", "runner"),
+        ("sample_tokens", "runner"),
+        ("_model_forward", "forward"),
+        ("_update_states", "inputs"),
+        ("_prepare_inputs", "inputs"),
+        ("_sample", "sampling"),
+    )
+    MODEL = (("compute_logits", "logits"),)
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._wrapped: list[tuple[Any, str]] = []
+
+    def watch(self, runner: Any, model: Any) -> None:
+        for owner, methods in ((runner, self.RUNNER), (model, self.MODEL)):
+            for name, part in methods:
+                self.add(owner, name, part)
+
+    def add(self, owner: Any, name: str, part: str) -> None:
+        """Times ``owner.name`` as `part`; ``steps`` counts the calls of execute_model."""
+        method = getattr(owner, name)
+        totals = self._totals
+        totals.setdefault(part, 0.0)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                totals[part] += time.perf_counter() - begun
+                if name == "execute_model":
+                    totals["steps"] = totals.get("steps", 0.0) + 1
+
+        setattr(owner, name, timed)
+        self._wrapped.append((owner, name))
+
+    def stop(self) -> dict[str, float]:
+        """Takes the timers off. Seconds by part, and ``steps``."""
+        for owner, name in self._wrapped:
+            delattr(owner, name)
+        self._wrapped.clear()
+        return self._totals
 
 
 def rope_tables(model: Any) -> list[Any]:
@@ -72,3 +141,22 @@ def _tensors(nested: Any) -> list[Any]:
     if isinstance(nested, list | tuple):
         return [tensor for part in nested for tensor in _tensors(part)]
     return [nested]
+
+
+def weight_paths(model: Any) -> dict[str, int]:
+    """Layers by what multiplies them: a weight path of ours, else vLLM's method by class name."""
+    found: dict[str, int] = {}
+    for module in model.modules():
+        path = getattr(module, "edge_infer_path", None)
+        method = getattr(module, "quant_method", None)
+        if path is None and method is None:
+            continue
+        name = type(method).__name__ if path is None else path.name
+        found[name] = found.get(name, 0) + 1
+    return found
+
+
+def duplicates(model: Any) -> list[Any]:
+    """Tensors that hold weights a second time, row by row, for prompts."""
+    names = (n for n, p in model.named_parameters() if "edge_infer_rows_" in n and p.numel())
+    return [model.get_parameter(name) for name in names]

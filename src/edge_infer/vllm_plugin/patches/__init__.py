@@ -21,7 +21,14 @@ from typing import Any
 from edge_infer.vllm_plugin import flags
 from edge_infer.vllm_plugin.patches.deferred import when_imported
 
-MODULES: tuple[str, ...] = ("kv_bytes", "rope_cap", "compile_cache", "release")
+MODULES: tuple[str, ...] = (
+    "kv_bytes",
+    "rope_cap",
+    "compile_cache",
+    "release",
+    "passive_omp",
+    "single_process",
+)
 """In the order in which they are applied."""
 
 APPLIED, OFF, NOT_APPLICABLE = "applied", "off", "not applicable"

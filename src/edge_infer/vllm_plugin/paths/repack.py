@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from edge_infer.checkpoint.layout import BLOCK_N, pad
+from edge_infer.vllm_plugin import flags
 from edge_infer.vllm_plugin.segments import Segment
 
 # Codes of so many channels exist unpacked at one time, as one byte each.
@@ -71,9 +72,11 @@ def code_blocks(run: Run, tile: int) -> Iterator[tuple[int, torch.Tensor]]:
     Channels of a block are a multiple of `tile`; those beyond n have the code of zero.
     """
     first = 0
+    blocked = flags.enabled("EDGE_INFER_VLLM_BLOCKED_REPACK")
     for segment in run.segments:
-        for begin in range(0, segment.n, BLOCK_CHANNELS):
-            end = min(begin + BLOCK_CHANNELS, segment.n)
+        step = BLOCK_CHANNELS if blocked else segment.n
+        for begin in range(0, segment.n, step):
+            end = min(begin + step, segment.n)
             codes = code_rows(segment, begin, pad(end, BLOCK_N))
             missing = pad(end - begin, tile) - codes.shape[0]
             if missing > 0:
