@@ -7,7 +7,13 @@ import os
 
 HERE = os.path.dirname(__file__)
 # What runs without vLLM.
-ANYWHERE = {"test_flags.py", "test_installation.py", "test_storages.py"}
+ANYWHERE = {
+    "test_flags.py",
+    "test_installation.py",
+    "test_storages.py",
+    "test_release.py",
+    "test_probes.py",
+}
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
