@@ -7,6 +7,7 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <chrono>
 #include <cstring>
 #include <optional>
 #include <tuple>
@@ -120,6 +121,27 @@ void bind_program(nb::module_& m) {
       .def(nb::init<int, std::vector<int>>(), "threads"_a, "cpus"_a = std::vector<int>{})
       .def_prop_ro("threads", &Team::threads)
       .def_prop_ro("cpus", &Team::cpus);
+
+  using Seconds = std::chrono::duration<double>;
+  const auto time = [](double seconds) {
+    return std::chrono::duration_cast<Elastic::Clock::duration>(Seconds(seconds));
+  };
+  nb::class_<Elastic>(m, "Elastic", "How many threads of a team run a step; times in seconds.")
+      .def(nb::init<int>(), "threads"_a)
+      .def(
+          "threads",
+          [time](const Elastic& e, double now) {
+            return e.threads(Elastic::Clock::time_point(time(now)));
+          },
+          "now"_a, "For a step that starts now.")
+      .def(
+          "finished",
+          [time](Elastic& e, int threads, double begin, double end, double stalled) {
+            e.finished(threads, Elastic::Clock::time_point(time(begin)),
+                       Elastic::Clock::time_point(time(end)), time(stalled));
+          },
+          "threads"_a, "begin"_a, "end"_a, "stalled"_a,
+          "What came of it; stalled: the time that its threads together waited beyond a spin.");
 
   nb::class_<KvPool>(
       m, "KvPool",

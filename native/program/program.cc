@@ -119,9 +119,9 @@ void Program::step(const StepInput& input) {
   const Clock::time_point begin = Clock::now();
   check_step(input);
   prepare(input);
-  team_->run([](void* self, int thread,
-                int threads) { static_cast<Program*>(self)->run(thread, threads); },
-             this);
+  team_->run_elastic([](void* self, int thread,
+                        int threads) { static_cast<Program*>(self)->run(thread, threads); },
+                     this);
   if (profiling_) {
     step_times_.prepare += seconds(operations_begin_ - begin);
     step_times_.join += seconds(Clock::now() - operations_end_);

@@ -13,6 +13,8 @@
 namespace ei {
 namespace {
 
+constexpr uint32_t kOneRun = 1 << 11;  // a generation counts runs above the bits of its threads
+
 // Longer than the gap between two decode steps, too short to show as idle CPU use.
 constexpr auto kSpin = std::chrono::microseconds(100);
 
@@ -66,15 +68,19 @@ void Barrier::wait(int threads) {
     generation_.store(generation + 1, std::memory_order_release);
     return;
   }
-  int spins = 0;
-  while (generation_.load(std::memory_order_acquire) == generation) {
+  const auto met = [&] { return generation_.load(std::memory_order_acquire) != generation; };
+  for (int spins = 0; spins < 4096; ++spins) {
+    if (met()) return;
     _mm_pause();
-    if (++spins > 4096) sched_yield();
   }
+  const auto start = std::chrono::steady_clock::now();
+  while (!met()) sched_yield();
+  const std::chrono::nanoseconds stalled = std::chrono::steady_clock::now() - start;
+  stalled_.fetch_add(stalled.count(), std::memory_order_relaxed);
 }
 
 Team::Team(int threads, std::vector<int> cpus)
-    : threads_(checked(threads)), cpus_(std::move(cpus)), owner_(getpid()) {
+    : threads_(checked(threads)), cpus_(std::move(cpus)), owner_(getpid()), elastic_(threads) {
   for (int cpu : cpus_)
     if (cpu < 0 || cpu >= CPU_SETSIZE)
       throw Error("invalid_parameter", "CPU number " + std::to_string(cpu) + " is out of range.");
@@ -88,28 +94,48 @@ Team::~Team() {
     return;
   }
   stop_ = true;
-  generation_.fetch_add(1, std::memory_order_release);
+  generation_.fetch_add(kOneRun, std::memory_order_release);
   generation_.notify_all();
   for (std::thread& t : workers_) t.join();
 }
 
-void Team::run(Function function, void* context) {
+std::unique_lock<std::mutex> Team::begin() {
   if (getpid() != owner_)
     throw Error("execution_failed",
                 "The model was opened before fork(); threads do not survive it. Open it in the "
                 "child process.");
-  std::lock_guard<std::mutex> lock(turn_);
+  return std::unique_lock<std::mutex>(turn_);
+}
+
+void Team::run(Function function, void* context) {
+  const auto lock = begin();
   const ScopedPin pin(cpus_.empty() ? -1 : cpus_[0]);
-  if (threads_ == 1) {
+  run_on(threads_, function, context);
+}
+
+void Team::run_elastic(Function function, void* context) {
+  const auto lock = begin();
+  const auto start = Elastic::Clock::now();
+  const int threads = elastic_.threads(start);
+  // Alone, the caller goes wherever there is room.
+  const ScopedPin pin(cpus_.empty() || threads < threads_ ? -1 : cpus_[0]);
+  barrier_.take_stalled();
+  run_on(threads, function, context);
+  elastic_.finished(threads, start, Elastic::Clock::now(), barrier_.take_stalled());
+}
+
+void Team::run_on(int threads, Function function, void* context) {
+  if (threads == 1) {
     function(context, 0, 1);
     return;
   }
   function_ = function;
   context_ = context;
-  running_.store(threads_ - 1, std::memory_order_relaxed);
-  generation_.fetch_add(1, std::memory_order_release);
+  running_.store(threads - 1, std::memory_order_relaxed);
+  const uint32_t last = generation_.load(std::memory_order_relaxed) & ~(kOneRun - 1);
+  generation_.store(last + kOneRun + static_cast<uint32_t>(threads), std::memory_order_release);
   generation_.notify_all();
-  function(context, 0, threads_);
+  function(context, 0, threads);
   const auto done = [this] { return running_.load(std::memory_order_acquire) == 0; };
   while (!spin_until(done)) sched_yield();
 }
@@ -129,7 +155,9 @@ void Team::work(int thread) {
     if (now == seen) continue;
     seen = now;
     if (stop_) return;
-    function_(context_, thread, threads_);
+    const int threads = static_cast<int>(now & (kOneRun - 1));
+    if (thread >= threads) continue;
+    function_(context_, thread, threads);
     running_.fetch_sub(1, std::memory_order_acq_rel);
   }
 }

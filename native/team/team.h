@@ -3,10 +3,13 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <mutex>
 #include <thread>
 #include <vector>
+
+#include "team/elastic.h"
 
 namespace ei {
 
@@ -15,9 +18,15 @@ class Barrier {
  public:
   void wait(int threads);  // how many threads meet
 
+  // Time that threads have waited here beyond a spin, since the last call.
+  std::chrono::nanoseconds take_stalled() {
+    return std::chrono::nanoseconds(stalled_.exchange(0, std::memory_order_relaxed));
+  }
+
  private:
   alignas(64) std::atomic<int> arrived_{0};
   alignas(64) std::atomic<uint32_t> generation_{0};
+  alignas(64) std::atomic<int64_t> stalled_{0};  // nanoseconds
 };
 
 class Team {
@@ -36,12 +45,18 @@ class Team {
   // not survive fork.
   void run(Function function, void* context);
 
+  // The same, on as many threads as have CPUs of their own (see Elastic): for functions that give
+  // the same results on any number of threads.
+  void run_elastic(Function function, void* context);
+
   int threads() const { return threads_; }
   const std::vector<int>& cpus() const { return cpus_; }
   Barrier& barrier() { return barrier_; }
 
  private:
   void work(int thread);
+  std::unique_lock<std::mutex> begin();
+  void run_on(int threads, Function function, void* context);
 
   const int threads_;
   const std::vector<int> cpus_;
@@ -51,6 +66,9 @@ class Team {
   Function function_ = nullptr;
   void* context_ = nullptr;
   bool stop_ = false;
+  Elastic elastic_;
+  // How often the team ran, and on how many threads (lowest bits): one word, so that a thread left
+  // out cannot take the number of one run for another's.
   alignas(64) std::atomic<uint32_t> generation_{0};
   alignas(64) std::atomic<int> running_{0};
   std::vector<std::thread> workers_;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
@@ -106,3 +107,56 @@ def test_fork_is_a_named_error() -> None:
     os.waitpid(pid, 0)
     assert os.read(read, 100) == b"execution_failed"
     step(native, output, [1])  # the parent goes on
+
+
+class Steps:
+    """Steps of 10 ms on a team of four, in each of which the threads lose ``lost`` of the time."""
+
+    def __init__(self) -> None:
+        self.elastic, self.now = _native.Elastic(4), 100.0
+
+    def run(self, lost: float) -> int:
+        threads = self.elastic.threads(self.now)
+        end = self.now + 0.01
+        stalled = lost * 0.01 * max(1, threads - 1)
+        self.elastic.finished(threads, self.now, end, stalled)
+        self.now = end
+        return threads
+
+
+def test_threads_without_cpus_are_left_out() -> None:
+    steps = Steps()
+    assert [steps.run(0.9) for _ in range(3)] == [4, 4, 4]
+    assert [steps.run(0.9) for _ in range(3)] == [2, 2, 2]
+    assert [steps.run(0.9) for _ in range(10)] == [1] * 10
+
+
+def test_all_threads_are_tried_again_ever_less_often_and_stay_when_they_have_cpus() -> None:
+    steps = Steps()
+    for _ in range(3):
+        steps.run(0.9)
+    counts = [steps.run(0.9 if steps.elastic.threads(steps.now) == 4 else 0.0) for _ in range(4000)]
+    tries = [i for i, n in enumerate(counts) if n == 4]
+    gaps = [b - a for a, b in itertools.pairwise(tries)]
+    assert set(counts) == {2, 4}
+    assert gaps[0] < gaps[-1] <= 402
+    assert gaps == sorted(gaps)
+    while steps.run(0.1) != 4:
+        pass
+    assert [steps.run(0.4) for _ in range(100)] == [4] * 100
+
+
+def test_a_single_slow_step_changes_nothing() -> None:
+    steps = Steps()
+    for _ in range(50):
+        assert [steps.run(lost) for lost in (0.99, 0.99, 0.2)] == [4, 4, 4]
+
+
+def test_steps_are_the_same_when_other_threads_keep_the_cpus() -> None:
+    """More threads than CPUs, and pinned to one: some are left out sooner or later."""
+    cpu = min(os.sched_getaffinity(0))
+    native, output = program(_native.Team(6, [cpu] * 6))
+    alone, output_alone = program(_native.Team(1, []))
+    want = step(alone, output_alone, [1, 2, 3]).copy()
+    for _ in range(100):
+        np.testing.assert_array_equal(step(native, output, [1, 2, 3]), want)
