@@ -136,6 +136,7 @@ def test_a_model_that_is_not_there_is_named(tmp_path) -> None:
         (["--log-level", "loud"], "loud"),
         (["--kv-cache-memory", "much"], "--kv-cache-memory"),
         (["--body-limit", "0"], "--body-limit"),
+        (["--prefix-cache-memory", "much"], "--prefix-cache-memory"),
         (["--api-key", "two words"], "API key"),
     ],
 )
@@ -206,3 +207,18 @@ def test_import_of_the_server_is_light() -> None:
         [sys.executable, "-c", program, *heavy], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_chunks_and_the_prefix_cache_are_options(tiny_model) -> None:
+    body = {"prompt": "a prompt of more than one block of the pool " * 3, "max_tokens": 2}
+
+    def cached(url: str) -> list[int]:
+        with httpx.Client(base_url=url, timeout=60) as http:
+            answers = [http.post("/v1/completions", json=body).json() for _ in range(2)]
+        return [a["usage"]["prompt_tokens_details"]["cached_tokens"] for a in answers]
+
+    with serving(tiny_model, "--chunk-size", "16") as (_, url):
+        first, second = cached(url)
+        assert first == 0 < second
+    with serving(tiny_model, "--no-prefix-cache") as (_, url):
+        assert cached(url) == [0, 0]

@@ -37,6 +37,16 @@ def serve(
     kv_cache_memory: Annotated[
         str | None, typer.Option(help="Size of the KV pool, like 2GiB.")
     ] = None,
+    chunk_size: Annotated[
+        int,
+        typer.Option(help="Tokens of one step. Smaller: shorter gaps in streams, slower prompts."),
+    ] = 256,
+    prefix_cache: Annotated[
+        bool, typer.Option(help="Compute what prompts begin with once.")
+    ] = True,
+    prefix_cache_memory: Annotated[
+        str | None, typer.Option(help="Of the KV pool, what may stay filled; default half.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="Default: one per usable core.")] = None,
     weights: Annotated[str, typer.Option(help="mapped, resident or locked.")] = "mapped",
     kv_cache_dtype: Annotated[str, typer.Option(help="f16, bf16 or int8.")] = "f16",
@@ -92,7 +102,8 @@ def serve(
             None if idle_unload is None else parse_duration(idle_unload, "--idle-unload")
         ),
     )
-    memory = None if kv_cache_memory is None else parse_size(kv_cache_memory, "--kv-cache-memory")
+    memory = _size(kv_cache_memory, "--kv-cache-memory")
+    cached = _size(prefix_cache_memory, "--prefix-cache-memory")
     process.set_up_logging(log_level)
     sock = process.bind(host, port)
     from edge_infer import LLM
@@ -103,6 +114,9 @@ def serve(
         "max_num_seqs": max_num_seqs,
         "kv_cache_memory_bytes": memory,
         "kv_cache_dtype": kv_cache_dtype,
+        "chunk_size": chunk_size,
+        "enable_prefix_caching": prefix_cache,
+        "prefix_cache_memory_bytes": cached,
         "speculative": speculative,
         "threads": threads,
         "weights": weights,
@@ -120,6 +134,10 @@ def serve(
             process.log.warning("Open to everybody who reaches %s: there is no --api-key.", url)
 
     process.run(engine, config, sock, access_log=log_level == "debug", on_start=started)
+
+
+def _size(text: str | None, option: str) -> int | None:
+    return None if text is None else parse_size(text, option)
 
 
 def _name(model: str) -> str:
