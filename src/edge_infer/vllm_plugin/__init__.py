@@ -27,3 +27,13 @@ def register() -> None:
 
     register_config()
     _registered = True
+
+
+def before_platform() -> None:
+    """What has to happen before vLLM knows its platform; None: this is no platform.
+
+    vLLM calls it through the entry point group ``vllm.platform_plugins``, earlier than `register`.
+    """
+    from edge_infer.vllm_plugin import distribution
+
+    distribution.provide()

