@@ -3,8 +3,8 @@
 ``int4_scaled_mm_cpu`` reads what ``convert_weight_packed_scale_zp`` makes of AWQ's arrays: for
 blocks of 32 channels and one group of K uint8 [N/32, K/group, 16*group + 128] (codes, then sums
 that correct for zero points), zero points int8 and scales f32 [N/32, K/group, 32]. Activations are
-bf16; N is a multiple of 32. Only vLLM's build for AVX512 with BF16 has it; without AMX it runs on
-VNNI.
+bf16; N is a multiple of 32. Only vLLM's build for AVX512 with BF16 has it; it runs
+without AMX too.
 """
 
 from __future__ import annotations
