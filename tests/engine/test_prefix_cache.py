@@ -304,3 +304,30 @@ def wanted(s: dict, block: int, end: int) -> tuple:
     """What block ``block`` holds when ``end`` tokens are computed: everything it depends on."""
     stop = min(end, (block + 1) * BLOCK)
     return tuple((t, i < s["prompt"]) for i, t in enumerate(s["ids"][:stop]))
+
+
+def test_int8_keys_survive_sharing_and_preemption(model) -> None:
+    """Everything at once: int8 keys and values, common beginnings, guesses, and a pool that is too
+    small for all."""
+    begin = "a beginning that all of the prompts share, two blocks and more of it; " * 2
+    prompts = [begin + c * 20 for c in "abcd"]
+    params = SamplingParams(temperature=0.7, seed=3, max_tokens=120, ignore_eos=True)
+    large = LLM(model, threads=1, kv_cache_dtype="int8")
+    want = [o.outputs[0].token_ids for o in large.generate(prompts, params)]
+    per_block = large.runner.plan.bytes // sum(large.runner.plan.blocks)
+    small = LLM(
+        model,
+        threads=1,
+        kv_cache_dtype="int8",
+        kv_cache_memory_bytes=per_block * 30,
+        max_num_seqs=4,
+        chunk_size=64,
+        speculative="ngram",
+    )
+    preemptions = 0
+    for _ in range(2):
+        outputs = small.generate(prompts, params)
+        assert [o.outputs[0].token_ids for o in outputs] == want
+        preemptions += sum(o.metrics.preemptions for o in outputs)
+        assert small.runner.blocks.used_blocks() == 0
+    assert preemptions > 0

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 
 from edge_infer.server.app import QUIET_SECONDS
 from edge_infer.server.config import ServerConfig
@@ -54,3 +57,28 @@ def test_lazy_grammars_wait_for_the_first_one(start_server) -> None:
         assert not server.context._grammars.prepared
         assert server.chat(structured_outputs={"regex": "[a-z]{3}"}).status_code == 200
         assert server.context._grammars.prepared
+
+
+def test_unloading_never_loses_a_request(start_server) -> None:
+    """Requests, with grammars among them, that come while the server is about to unload."""
+    config = ServerConfig(model_names=("tiny",), idle_unload_seconds=0.02)
+    with start_server(config) as server:
+
+        def ask(pauses: list[float]) -> list[str]:
+            texts = []
+            with httpx.Client(base_url=server.url, timeout=60) as http:
+                for i, pause in enumerate(pauses):
+                    body = {"prompt": "Hello", "max_tokens": 4, "temperature": 0}
+                    if i % 3 == 0:
+                        body["structured_outputs"] = {"regex": "[a-z]{3}"}
+                    answer = http.post("/v1/completions", json=body)
+                    assert answer.status_code == 200, answer.text
+                    if i % 3:
+                        texts.append(answer.json()["choices"][0]["text"])
+                    time.sleep(pause)
+            return texts
+
+        with ThreadPoolExecutor(3) as pool:
+            pauses = [[(i * k % 5) * 0.02 for i in range(15)] for k in (1, 2, 3)]
+            found = [text for texts in pool.map(ask, pauses) for text in texts]
+        assert len(found) == 30 and len(set(found)) == 1
