@@ -144,6 +144,8 @@ def test_what_is_forked_does_not_answer(start) -> None:
     child = int(process.say("fork"))
     assert tensor_owners.ask(child) is None
     assert tensor_owners.ask(process.pid) is not None
+    notes = process_ledger(process.pid).notes
+    assert any(f"edge-infer ledger {child}" in note for note in notes), notes
     os.kill(child, 9)
 
 

@@ -7,6 +7,7 @@ for its tensors (vLLM's processes answer, where our plugin is loaded in them).
 
 from __future__ import annotations
 
+import contextlib
 import os
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -19,7 +20,7 @@ from edge_infer.device import tensor_memory, tensor_owners
 from edge_infer.device.mapping_names import is_heap, name_of
 from edge_infer.device.mappings import PAGE, Mapping, page_cache, read_mappings, residency
 from edge_infer.device.tensor_memory import PADDING
-from edge_infer.device.usage import HeapUse, heap_use, small_object_bytes
+from edge_infer.device.usage import HeapUse, heap_use, own_memory, small_object_bytes
 
 if TYPE_CHECKING:
     from edge_infer.engine.llm import LLM
@@ -235,6 +236,7 @@ def process_ledger(pid: int) -> Ledger:
     model = tensor_memory.mapped_model(mappings)
     found = Ledger(pid, None if model is None else model.path.name)
     book = _Book(found, mappings)
+    found.notes += _children(pid)
     if model is not None:
         for m in mappings:
             if m.file in model.files:
@@ -256,6 +258,25 @@ _SILENT = (
     "This process has torch and does not answer, so its tensors are among what is unexplained: "
     "vLLM's processes answer where edge-infer is installed beside vLLM."
 )
+
+
+def _children(pid: int) -> list[str]:
+    """A note on each process below that one with much memory: what is looked for may be there."""
+    import psutil
+
+    found = []
+    with contextlib.suppress(psutil.Error):
+        for child in psutil.Process(pid).children(recursive=True):
+            size = own_memory(Path(f"/proc/{child.pid}/smaps_rollup")).anonymous
+            if size >= _MUCH:
+                found.append(
+                    f"Process {child.pid} below it has {size / 1e6:.0f} MB of anonymous memory: "
+                    f"edge-infer ledger {child.pid}"
+                )
+    return found
+
+
+_MUCH = 64 << 20
 
 
 def _take_tensors(
