@@ -9,6 +9,7 @@ in the high one), so torch's own converter is asked once.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -24,9 +25,11 @@ from edge_infer.vllm_plugin.segments import Segment
 ONE_LAYOUT = "EDGE_INFER_VLLM_ONE_LAYOUT"
 # From so many rows on, dequantizing a matrix and multiplying with torch is faster than the kernel,
 # whose time is proportional to the rows. Both took the same near here on AVX512-BF16, without AMX.
-MATMUL_ROWS = 48
+MATMUL_ROWS = 64
 # f32 weights of a block while it is dequantized: they stay in the second-level cache.
 BLOCK_BYTES = 2 << 20
+
+_buffers = threading.local()
 
 # (first byte, end byte, first channel, channel step): bytes whose channels are evenly spaced.
 Stretch = tuple[int, int, int, int]
@@ -149,23 +152,29 @@ def _fill_rows(rows: torch.Tensor, begin: int, end: int, out: torch.Tensor) -> N
     out[1::2] = lines >> 4
 
 
-def dequantized(
-    tiles: torch.Tensor, pairs: torch.Tensor, rows: torch.Tensor, begin: int, end: int
-) -> torch.Tensor:
-    """Tiles [begin, end) as a matrix [K, channels] in the dtype of `pairs`.
+def dequantize(
+    tiles: torch.Tensor,
+    pairs: torch.Tensor,
+    rows: torch.Tensor,
+    begin: int,
+    end: int,
+    out: torch.Tensor,
+) -> None:
+    """Tiles [begin, end) -> out [K, channels] in the dtype of `pairs`.
 
     From the row-major duplicate `rows` when it is not empty; the values are the same bits.
     """
     k, groups, width = tiles.shape[1], pairs.shape[0], layout().width
-    values = torch.empty(k, (end - begin) * width, dtype=torch.float32)
+    values = _scratch("values", torch.float32, k, (end - begin) * width)
     if rows.numel():
         _fill_rows(rows, begin, end, values)
     else:
         _fill(tiles, begin, end, values)
-    pair = pairs[:, None, begin * width : end * width].float()
+    scales, zeros = pairs[:, None, begin * width : end * width].float().unbind(-1)
+    # apart, because torch multiplies faster by scales that lie side by side
     grouped = values.view(groups, k // groups, -1)
-    grouped.sub_(8).mul_(pair[..., 0]).add_(pair[..., 1])
-    return values.to(pairs.dtype)
+    grouped.sub_(8).mul_(scales.contiguous()).add_(zeros.contiguous())
+    out.copy_(values)
 
 
 def _matmul(
@@ -177,8 +186,20 @@ def _matmul(
     out = x.new_empty(x.shape[0], count * width)
     for begin in range(0, count, step):
         end = min(begin + step, count)
-        out[:, begin * width : end * width] = x @ dequantized(tiles, pairs, rows, begin, end)
+        weights = _scratch("weights", pairs.dtype, k, (end - begin) * width)
+        dequantize(tiles, pairs, rows, begin, end, weights)
+        out[:, begin * width : end * width] = x @ weights
     return out
+
+
+def _scratch(name: str, dtype: torch.dtype, rows: int, columns: int) -> torch.Tensor:
+    """An uninitialized [rows, columns], the same memory each time, so that it stays mapped."""
+    count = rows * columns
+    flat: torch.Tensor | None = getattr(_buffers, name, None)
+    if flat is None or flat.dtype != dtype or flat.numel() < count:
+        flat = torch.empty(count, dtype=dtype)
+        setattr(_buffers, name, flat)
+    return flat[:count].view(rows, columns)
 
 
 def linear(
