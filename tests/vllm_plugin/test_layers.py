@@ -170,6 +170,20 @@ def test_embedding_and_tied_head_read_one_copy():
     assert not list(head.parameters())
 
 
+def test_head_tied_to_an_embedding_that_is_not_packed():
+    c = quant_config({"o_proj": packed(32)[0]})
+    c.tied = True
+    embed = VocabParallelEmbedding(100, K, quant_config=c, prefix="embed_tokens")
+    head = ParallelLMHead(100, K, quant_config=c, prefix="lm_head").tie_weights(embed)
+    embed.weight.data.normal_()
+    finish(embed)
+    finish(head)
+    x = torch.randn(3, K)
+    want = x @ embed.weight[:100].float().T
+    assert head.weight is embed.weight
+    assert close(head.quant_method.apply(head, x.to(embed.weight.dtype))[:, :100], want)
+
+
 def test_compiles_without_breaks_and_shares_graphs():
     class Model(torch.nn.Module):
         def __init__(self) -> None:

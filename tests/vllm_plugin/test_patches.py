@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -140,6 +141,7 @@ def test_states(arm: Arm) -> None:
     assert set(worker(arm("stock"))["patches"].values()) == {patches.OFF}
     states = worker(arm("single"))["patches"]
     assert states.pop("passive_omp") == patches.WAITING  # nothing starts a worker process
+    assert states.pop("spark_loader") == patches.WAITING  # nothing imports its package
     assert set(states.values()) == {patches.APPLIED}
 
 
@@ -150,6 +152,8 @@ def test_status_command() -> None:
     states = {entry["name"]: entry["state"] for entry in json.loads(result.stdout)}
     assert result.returncode == 0
     assert states.pop("rope_cap") == patches.OFF
+    spark = importlib.util.find_spec("vllm_spark2_5_plugin") is not None
+    assert states.pop("spark_loader") == (patches.APPLIED if spark else patches.WAITING)
     assert set(states.values()) == {patches.APPLIED}
 
 

@@ -113,7 +113,7 @@ class CpuInt4Config(QuantizationConfig):
         if isinstance(layer, ParallelLMHead):
             if prefix in self.forms:
                 return CpuInt4EmbeddingMethod(self.choice, self.forms[prefix])
-            return CpuInt4EmbeddingMethod(self.choice, None) if self._head_is_tied() else None
+            return CpuInt4EmbeddingMethod(self.choice, None) if self.tied else None
         if isinstance(layer, VocabParallelEmbedding):
             if prefix in self.forms:
                 return CpuInt4EmbeddingMethod(self.choice, self.forms[prefix])
@@ -132,9 +132,6 @@ class CpuInt4Config(QuantizationConfig):
             }
             return CpuInt4ExpertsMethod(layer.moe_config, layer, experts) if experts else None
         return None
-
-    def _head_is_tied(self) -> bool:
-        return self.tied and any(name.endswith("embed_tokens") for name in self.forms)
 
     def forms_of(self, prefix: str) -> list[Form]:
         """The packed modules that vLLM's layer `prefix` consists of, in its order; may be empty.

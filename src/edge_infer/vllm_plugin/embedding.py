@@ -56,6 +56,10 @@ class CpuInt4EmbeddingMethod(QuantizeMethodBase):
 
     def tie_weights(self, layer: torch.nn.Module, embed_tokens: torch.nn.Module) -> torch.nn.Module:
         """From now on `layer` multiplies with the embedding's one copy."""
+        if not isinstance(embed_tokens.quant_method, CpuInt4EmbeddingMethod):
+            # the embedding is not packed, so its head is not either
+            layer.quant_method = embed_tokens.quant_method
+            return layer.quant_method.tie_weights(layer, embed_tokens)
         # not an attribute: torch would register the embedding as a child of the head
         layer.__dict__["edge_infer_embedding"] = embed_tokens
         return layer

@@ -94,6 +94,11 @@ TABLE: tuple[Flag, ...] = (
         "Let OpenMP threads of workers sleep while they wait, where they occupy every CPU.",
     ),
     Flag(
+        "EDGE_INFER_VLLM_SPARK_LOADER",
+        "1",
+        "Let the package vllm-spark2-5-plugin load its weights in this vLLM.",
+    ),
+    Flag(
         "EDGE_INFER_VLLM_SINGLE_PROCESS",
         "0",
         "Run engine and worker in the process of LLM(...), or in the engine process of a server.",

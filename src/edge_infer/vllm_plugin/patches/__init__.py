@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from edge_infer.vllm_plugin import flags
@@ -28,6 +29,7 @@ MODULES: tuple[str, ...] = (
     "release",
     "passive_omp",
     "single_process",
+    "spark_loader",
 )
 """In the order in which they are applied."""
 
@@ -90,6 +92,8 @@ def import_targets() -> None:
             try:
                 import_module(target)
             except ImportError as e:
+                if find_spec(target.partition(".")[0]) is None:
+                    continue  # a package that this environment does not have
                 _reasons.setdefault(name, f"{target} cannot be imported: {e}")
 
 
