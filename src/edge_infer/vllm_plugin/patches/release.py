@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from edge_infer.device.usage import give_back_heap, own_memory
@@ -22,7 +23,8 @@ from edge_infer.vllm_plugin.patches import require, wrap
 FLAG = "EDGE_INFER_VLLM_RELEASE"
 _WORKER, _ENGINE = "vllm.v1.worker.cpu_worker", "vllm.v1.engine.core"
 _FRONT, _SERVER = "vllm.v1.engine.llm_engine", "vllm.v1.engine.async_llm"
-TARGETS = (_WORKER, _ENGINE, _FRONT, _SERVER)
+_HTTP = "vllm.entrypoints.launchers.api_server.entry"
+TARGETS = (_WORKER, _ENGINE, _FRONT, _SERVER, _HTTP)
 ARENAS = 2
 _M_ARENA_MAX = -8
 # Where in the start of which class: after it, memory is given back.
@@ -31,15 +33,17 @@ _POINTS = {
     _ENGINE: ("EngineCore", ("__init__",)),
     _FRONT: ("LLMEngine", ("__init__",)),
     _SERVER: ("AsyncLLM", ("__init__",)),
+    _HTTP: ("", ("init_app_state",)),  # of the module; a coroutine
 }
 _released: dict[str, dict[str, int]] = {}
 
 
 def install(target: str) -> None:
     owner_name, names = _POINTS[target]
-    owner = getattr(sys.modules[target], owner_name)
+    module = sys.modules[target]
+    owner: Any = getattr(module, owner_name) if owner_name else module
     for name in names:
-        require(callable(getattr(owner, name, None)), f"{owner_name} has no {name}")
+        require(callable(getattr(owner, name, None)), f"{owner_name or target} has no {name}")
     _limit_arenas()
     for name in names:
         if name not in vars(owner):  # inherited: what other classes see stays as it is
@@ -70,8 +74,16 @@ def allocator() -> str:
 
 def _then_release(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Any:
     result = original(self, *args, **kwargs)
+    if inspect.isawaitable(result):
+        return _awaited(result, original.__qualname__)
     release(original.__qualname__)
     return result
+
+
+async def _awaited(result: Awaitable[Any], point: str) -> Any:
+    value = await result
+    release(point)
+    return value
 
 
 def _inherited(owner: Any, name: str) -> Callable[..., Any]:
