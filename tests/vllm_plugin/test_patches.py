@@ -29,7 +29,7 @@ ARMS: dict[str, dict[str, Any]] = {
     # Everything off; the variable that stock vLLM prefers to the argument is set.
     "stock": {
         "options": {},
-        "env": BOUND | {f.name: "0" for f in flags.TABLE if f.name != "EDGE_INFER_WEIGHT_PATH"},
+        "env": BOUND | {f.name: "0" for f in flags.TABLE if f.switch},
     },
     "single": {"options": {}, "env": {"EDGE_INFER_VLLM_SINGLE_PROCESS": "1"}},
     "first start": COMPILED,
