@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import engines
@@ -15,6 +16,7 @@ import tiny  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
 from edge_infer.checkpoint.convert import convert  # noqa: E402
+from edge_infer.errors import CheckpointError, UnsupportedError  # noqa: E402
 
 PROMPT = [5, 17, 99, 200, 3, 8, 100, 42, 42, 7]
 tiny.CONFIGS["qwen2"] = {"num_attention_heads": 2, "num_key_value_heads": 1}  # heads of 32
@@ -106,3 +108,46 @@ def test_experts(stacked, tmp_path):
         layer = engines.model_of(llm).model.layers[0].mlp.experts
         assert any(hasattr(m, "edge_infer_experts") for m in layer.modules())
     check(got, tiny.reference(model, PROMPT), 0.05)
+
+
+@pytest.fixture
+def packed(tmp_path) -> Path:
+    tiny.make("qwen3", tmp_path / "plain")
+    return convert(tmp_path / "plain", tmp_path / "packed")
+
+
+def engine_config(folder: Path):
+    """What vLLM makes of a folder before anything is loaded; it names its method itself."""
+    from vllm.engine.arg_utils import EngineArgs
+
+    arguments = EngineArgs(str(folder), skip_tokenizer_init=True, max_model_len=64)
+    return arguments.create_engine_config()
+
+
+def test_compile_cache_key_covers_the_weight_path(packed, monkeypatch):
+    """Graphs of two paths call different operations: one's cache must not serve the other."""
+    keys = []
+    for path in ("native", "tinygemm", "native"):
+        monkeypatch.setenv("EDGE_INFER_WEIGHT_PATH", path)
+        keys.append(engine_config(packed).compute_hash())
+    assert keys[0] == keys[2] != keys[1]
+
+
+def edit(folder: Path, change) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    change(config["quantization_config"])
+    (folder / "config.json").write_text(json.dumps(config))
+
+
+def test_bad_folders_are_refused_before_loading(packed):
+    down = "model.layers.0.mlp.down_proj"
+    edit(packed, lambda q: q["modules"][down].update(group_size=64))
+    with pytest.raises(CheckpointError, match=r"down_proj\.\w+ is .*; its module needs"):
+        engine_config(packed)
+    edit(packed, lambda q: q["modules"][down].update(group_size=32))
+    edit(packed, lambda q: q["modules"].update({"model.extra": q["modules"][down]}))
+    with pytest.raises(CheckpointError, match=r"model\.extra\.codes is missing"):
+        engine_config(packed)
+    edit(packed, lambda q: q.update(version=2))
+    with pytest.raises(UnsupportedError, match="version 2; this build reads version 1"):
+        engine_config(packed)
