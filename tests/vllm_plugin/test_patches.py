@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,12 +74,24 @@ def arm(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Arm:
             env = {k: v for k, v in os.environ.items() if not k.startswith("EDGE_INFER_VLLM")}
             env |= {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(cache), **spec["env"]}
             command = [sys.executable, str(ARM), str(model), json.dumps(options)]
-            result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=800)
-            assert result.returncode == 0, result.stderr[-3000:]
-            done[name] = {**json.loads(result.stdout), "log": result.stderr}
+            out, err, status = finished(command, env)
+            assert status == 0, err[-3000:]
+            done[name] = {**json.loads(out), "log": err}
         return done[name]
 
     return run
+
+
+def finished(command: list[str], env: dict[str, str]) -> tuple[str, str, int]:
+    """Output and exit status; an arm that hangs is ended with the processes that it started."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
+    try:
+        out, err = process.communicate(timeout=800)
+    except BaseException:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    return out, err, process.returncode
 
 
 def worker(document: dict[str, Any]) -> dict[str, Any]:
