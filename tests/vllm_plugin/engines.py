@@ -16,7 +16,9 @@ sys.path.append(str(Path(__file__).parents[1] / "models"))  # tiny models and th
 @contextmanager
 def engine(folder: Path, **options: Any) -> Iterator[Any]:
     """An LLM whose engine and worker run in this process, shut down at the end."""
-    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    variable = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before = os.environ.get(variable)
+    os.environ[variable] = "0"
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
@@ -31,7 +33,13 @@ def engine(folder: Path, **options: Any) -> Iterator[Any]:
         "kv_cache_memory_bytes": 64 << 20,
         "max_logprobs": 300,
     }
-    llm = LLM(str(folder), **{**settings, **options})
+    try:
+        llm = LLM(str(folder), **{**settings, **options})
+    finally:  # engines that other tests start have processes as always
+        if before is None:
+            del os.environ[variable]
+        else:
+            os.environ[variable] = before
     try:
         yield llm
     finally:
