@@ -67,12 +67,16 @@ class CpuInt4EmbeddingMethod(QuantizeMethodBase):
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Logits: x [..., K] -> [..., N] in the dtype of x."""
-        if self.form is None:
+        """Logits: x [..., K] -> [..., N] in the dtype of x; bias [N] or more, for padded rows."""
+        if self.form is not None:
+            rows = self.form.n
+        else:
             tied = layer.__dict__.get("edge_infer_embedding")
             if tied is None:
                 raise ExecutionError("the output head was never tied to the embedding.")
-            layer = tied
+            layer, rows = tied, tied.quant_method.form.n
+        if bias is not None:
+            bias = bias[:rows]
         out: torch.Tensor = layer.edge_infer_path.apply(layer, x, bias)
         return out
 

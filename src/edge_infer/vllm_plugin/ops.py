@@ -97,7 +97,7 @@ def _linear(x: torch.Tensor, handle: torch.Tensor, n: int, bias: bool) -> torch.
     shape = x.shape
     if x.dim() != 2:
         x = x.reshape(-1, shape[-1])
-    if x.stride(1) != 1:
+    if x.stride(1) != 1 or x.stride(0) < shape[-1]:  # such as one row expanded to several
         x = x.contiguous()
     rows = x.shape[0]
     y = x.new_empty((rows, n))

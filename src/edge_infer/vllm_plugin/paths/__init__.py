@@ -85,9 +85,9 @@ class WeightPath(ABC):
 
 def create(name: str) -> WeightPath:
     """The path by its name; ConfigError when there is none of that name."""
-    if name not in MODULES:
+    if not isinstance(name, str) or name not in MODULES:
         raise ConfigError(
-            f"there is no weight path {name[:60]!r}.", remedy=f"Known: {', '.join(MODULES)}."
+            f"there is no weight path {str(name)[:60]!r}.", remedy=f"Known: {', '.join(MODULES)}."
         )
     path: WeightPath = import_module(MODULES[name]).Path()
     return path

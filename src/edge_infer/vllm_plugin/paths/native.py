@@ -21,6 +21,8 @@ class Path(WeightPath):
 
     def prepare(self, layer: torch.nn.Module, segments: list[Segment]) -> None:
         bias = getattr(layer, "bias", None)
+        if bias is not None:  # vLLM pads that of a head with its vocabulary
+            bias = bias[: sum(segment.n for segment in segments)]
         # the native object holds the segments, and so the file's map
         layer.edge_infer_linear, handle = ops.linear(segments, bias)
         layer.edge_infer_segments = segments  # for whoever asks what the layer consists of
