@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from edge_infer.errors import CheckpointError, ConfigError, UnsupportedError
@@ -62,3 +64,28 @@ def test_unknown_weight_path(monkeypatch):
     monkeypatch.setenv("EDGE_INFER_WEIGHT_PATH", "faster")
     with pytest.raises(ConfigError, match="no weight path 'faster'"):
         CpuInt4Config.from_config(config(weight_path="native"))
+
+
+@pytest.mark.parametrize("value", [7, ["native"], {"native": 1}])
+def test_weight_path_that_is_no_text(value):
+    with pytest.raises(ConfigError, match="no weight path"):
+        CpuInt4Config.from_config(config(weight_path=value))
+
+
+def test_a_head_that_the_model_normalizes_is_refused():
+    text = SimpleNamespace(tie_word_embeddings=False, norm_head=True)
+    model = SimpleNamespace(get_text_config=lambda: text)
+    c = CpuInt4Config.from_config(config({"lm_head": entry(32)}))
+    with pytest.raises(UnsupportedError, match="norm_head") as refused:
+        c.maybe_update_config("no folder", model)
+    assert "--exclude 'lm_head'" in refused.value.remedy
+    CpuInt4Config.from_config(config(MODULES)).maybe_update_config("no folder", model)
+
+
+def test_adapters_are_refused(monkeypatch):
+    from edge_infer.vllm_plugin import config as module
+
+    current = SimpleNamespace(lora_config=object())
+    monkeypatch.setattr(module, "get_current_vllm_config_or_none", lambda: current)
+    with pytest.raises(UnsupportedError, match="LoRA"):
+        CpuInt4Config.from_config(config(MODULES)).get_quant_method(None, "l.qkv_proj")

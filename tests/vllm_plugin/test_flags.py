@@ -62,3 +62,11 @@ def test_every_patch_has_its_flag_and_a_summary() -> None:
     for status in patches.status():
         assert status.flag in described
         assert status.summary
+
+
+def test_a_misspelt_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags.check_names()
+    monkeypatch.setenv("EDGE_INFER_VLLM_ROPECAP", "0")
+    with pytest.raises(ConfigError, match="EDGE_INFER_VLLM_ROPECAP") as refused:
+        flags.check_names()
+    assert "EDGE_INFER_VLLM_ROPE_CAP" in refused.value.remedy

@@ -170,6 +170,31 @@ def test_embedding_and_tied_head_read_one_copy():
     assert not list(head.parameters())
 
 
+@pytest.mark.parametrize("tied", [False, True])
+def test_embedding_and_head_of_a_model_that_gives_them_no_config(tied, monkeypatch):
+    from edge_infer.vllm_plugin.patches import embeddings
+
+    modules = {"h.wte": packed(100, seed=1)} | ({} if tied else {"lm_head": packed(100, seed=2)})
+    c = quant_config({name: module[0] for name, module in modules.items()})
+    c.tied = tied
+    embeddings.install(VocabParallelEmbedding.__module__)
+    monkeypatch.setattr(embeddings, "_config", lambda: c)
+    embed, head = VocabParallelEmbedding(100, K), ParallelLMHead(100, K)
+    other = VocabParallelEmbedding(99, K)
+    assert set(dict(other.named_parameters())) == {"weight"}
+    load(embed, modules["h.wte"][1])
+    if tied:
+        head = head.tie_weights(embed)
+    else:
+        load(head, modules["lm_head"][1])
+    finish(embed)
+    finish(head)
+    ids, x = torch.tensor([3, 99]), torch.randn(3, K)
+    assert torch.equal(embed(ids), modules["h.wte"][2][ids].to(embed(ids).dtype))
+    dense = modules["h.wte" if tied else "lm_head"][2]
+    assert close(head.quant_method.apply(head, x), x @ dense.T)
+
+
 def test_head_tied_to_an_embedding_that_is_not_packed():
     c = quant_config({"o_proj": packed(32)[0]})
     c.tied = True
@@ -182,6 +207,62 @@ def test_head_tied_to_an_embedding_that_is_not_packed():
     want = x @ embed.weight[:100].float().T
     assert head.weight is embed.weight
     assert close(head.quant_method.apply(head, x.to(embed.weight.dtype))[:, :100], want)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_bias_of_a_head_whose_vocabulary_is_padded(tied):
+    e, tensors, dense = packed(100)
+    c = quant_config({"embed_tokens" if tied else "lm_head": e})
+    c.tied = tied
+    head = ParallelLMHead(100, K, bias=True, quant_config=c, prefix="lm_head")
+    assert head.bias.shape == (128,)
+    head.bias.data.fill_(torch.nan)
+    head.bias.data[:100] = torch.arange(100.0)
+    if tied:
+        embed = VocabParallelEmbedding(100, K, quant_config=c, prefix="embed_tokens")
+        load(embed, tensors)
+        head = head.tie_weights(finish(embed))
+    else:
+        load(head, tensors)
+    finish(head)
+    x = torch.randn(3, K)
+    logits = head.quant_method.apply(head, x, bias=head.bias)
+    assert close(logits, x @ dense.T + torch.arange(100.0))
+
+
+def test_rows_that_share_memory():
+    layer, _ = merged()
+    row = torch.randn(1, K)
+    assert torch.equal(layer(row.expand(5, K)), layer(row.repeat(5, 1)))
+    overlapping = torch.randn(2 * K).as_strided((5, K), (3, 1))
+    assert torch.equal(layer(overlapping), layer(overlapping.contiguous()))
+
+
+def test_fused_qkv_that_is_stored_head_by_head():
+    """Falcon's own loader reorders what it is given: codes, scales and minimums alike."""
+    from types import SimpleNamespace
+
+    from vllm.model_executor.models.falcon import FalconModel
+
+    heads, kv_heads, size = 4, 2, 16
+    e, tensors, dense = packed((heads + 2 * kv_heads) * size, symmetric=False)
+    name = "query_key_value"
+    layer = ColumnParallelLinear(
+        K, dense.shape[0], bias=False, quant_config=quant_config({name: e}), prefix=name,
+        return_bias=False,
+    )  # fmt: skip
+    settings = SimpleNamespace(
+        num_attention_heads=heads, num_kv_heads=kv_heads, new_decoder_architecture=True
+    )
+    parameters = [(f"{name}.{kind}", p) for kind, p in layer.named_parameters()]
+    model = SimpleNamespace(config=settings, named_parameters=lambda **_: parameters)
+    model.named_modules = lambda: ()
+    FalconModel.load_weights(model, [(f"{name}.{kind}", t) for kind, t in tensors.items()])
+    groups = dense.view(kv_heads, heads // kv_heads + 2, size, K)
+    parts = groups[:, :-2], groups[:, -2], groups[:, -1]
+    want = torch.cat([part.reshape(-1, K) for part in parts])
+    x = torch.randn(4, K)
+    assert close(finish(layer)(x), x @ want.T)
 
 
 def test_compiles_without_breaks_and_shares_graphs():

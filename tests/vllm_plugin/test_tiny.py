@@ -55,6 +55,25 @@ def test_dense(kind, compiled, options, tmp_path):
         check(prompt_logprobs(llm), native, 0.03)
 
 
+def test_model_that_stores_qkv_by_head_and_gives_its_embedding_no_config(tmp_path):
+    config = transformers.FalconConfig(
+        vocab_size=211, hidden_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_kv_heads=2, new_decoder_architecture=True, bias=False, alibi=False,
+    )  # fmt: skip
+    torch.manual_seed(1)
+    model = transformers.FalconForCausalLM(config).eval()
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            p.copy_(torch.randn_like(p) * (0.1 if p.dim() == 1 else p.shape[-1] ** -0.5))
+            if p.dim() == 1 and name.endswith("weight"):
+                p += 1
+    model.save_pretrained(tmp_path / "plain")
+    folder = convert(tmp_path / "plain", tmp_path / "packed", bits=8)
+    with engines.engine(folder, dtype="float32", max_model_len=64) as llm:
+        got = prompt_logprobs(llm)
+    check(got, tiny.reference(model, PROMPT), 0.05)
+
+
 def make_moe(folder: Path, stacked: bool) -> transformers.Qwen3MoeForCausalLM:
     config = transformers.Qwen3MoeConfig(
         **tiny.COMMON,

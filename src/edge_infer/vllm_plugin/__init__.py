@@ -13,14 +13,16 @@ _registered = False
 def register() -> None:
     """Makes ``quantization="cpu_int4"`` known to vLLM in this process, and applies the patches.
 
-    Safe to call again. Raises UnsupportedError beside a vLLM that the plugin was not tested with.
+    Safe to call again. Raises UnsupportedError beside a vLLM that the plugin was not tested with,
+    ConfigError for an EDGE_INFER_VLLM_ variable that is none of its flags.
     """
     global _registered
     if _registered:
         return
-    from edge_infer.vllm_plugin import patches, storages, version
+    from edge_infer.vllm_plugin import flags, patches, storages, version
 
     version.check()
+    flags.check_names()
     storages.listen()
     patches.apply_all()
     from edge_infer.vllm_plugin.config import register_config

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe import RoutedExperts
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
 from vllm.model_executor.layers.quantization import register_quantization_config
@@ -86,6 +87,7 @@ class CpuInt4Config(QuantizationConfig):
         self, model_name: str, hf_config: Any = None, revision: str | None = None
     ) -> None:
         """Validates all headers and shapes of a local folder before anything is loaded."""
+        normalized = False
         if hf_config is not None:
             text = hf_config.get_text_config()
             self.tied = bool(getattr(text, "tie_word_embeddings", False))
@@ -95,7 +97,15 @@ class CpuInt4Config(QuantizationConfig):
             if isinstance(settings, dict):
                 settings["weight_path"] = self.choice.path.name
                 settings["weight_path_graph"] = self.choice.path.graph
+            normalized = bool(getattr(text, "norm_head", False))
         self.read_headers(model_name, revision)
+        heads = [name for name in self.forms if name.rpartition(".")[2] == "lm_head"]
+        if normalized and heads:
+            raise UnsupportedError(
+                f"the model normalizes its output head {heads[0]} at load (norm_head), which "
+                "packed codes do not allow.",
+                remedy=f"Convert it with --exclude '{heads[0]}'.",
+            )
 
     def read_headers(self, model_name: str, revision: str | None) -> None:
         """Raises CheckpointError for a local folder whose headers and shapes do not fit."""
@@ -110,6 +120,7 @@ class CpuInt4Config(QuantizationConfig):
         from edge_infer.vllm_plugin.embedding import CpuInt4EmbeddingMethod
         from edge_infer.vllm_plugin.linear import CpuInt4LinearMethod
 
+        refuse_adapters()
         if isinstance(layer, ParallelLMHead):
             if prefix in self.forms:
                 return CpuInt4EmbeddingMethod(self.choice, self.forms[prefix])
@@ -152,6 +163,16 @@ class CpuInt4Config(QuantizationConfig):
                 remedy="Convert the model with all or none of these modules excluded.",
             )
         return found
+
+
+def refuse_adapters() -> None:
+    """Raises UnsupportedError for LoRA adapters, whose layers read plain weights."""
+    current = get_current_vllm_config_or_none()
+    if current is not None and current.lora_config is not None:
+        raise UnsupportedError(
+            "LoRA adapters (enable_lora) cannot be added to packed matrices.",
+            remedy="Merge the adapter into the model, and convert the result.",
+        )
 
 
 def register_config() -> None:

@@ -6,6 +6,7 @@ process of vLLM sees the environment of the one that started it.
 
 from __future__ import annotations
 
+import difflib
 import os
 from dataclasses import dataclass
 
@@ -99,6 +100,16 @@ TABLE: tuple[Flag, ...] = (
         "Let the package vllm-spark2-5-plugin load its weights in this vLLM.",
     ),
     Flag(
+        "EDGE_INFER_VLLM_TOKEN_IDS",
+        "1",
+        "Refuse prompts with token ids beyond the vocabulary, which would end the engine.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_EMBEDDINGS",
+        "1",
+        "Read packed embeddings in models that pass no quantization to their embedding.",
+    ),
+    Flag(
         "EDGE_INFER_VLLM_SINGLE_PROCESS",
         "0",
         "Run engine and worker in the process of LLM(...), or in the engine process of a server.",
@@ -106,6 +117,18 @@ TABLE: tuple[Flag, ...] = (
 )
 
 _BY_NAME = {flag.name: flag for flag in TABLE}
+_PREFIX = "EDGE_INFER_VLLM_"
+
+
+def check_names() -> None:
+    """Raises ConfigError for a variable that is named like a flag and is none."""
+    for name in sorted(os.environ):
+        if name.startswith(_PREFIX) and name not in _BY_NAME:
+            near = difflib.get_close_matches(name, _BY_NAME, 1)
+            raise ConfigError(
+                f"there is no flag {name[:80]}.",
+                remedy=f"Did you mean {near[0]}?" if near else "Unset it.",
+            )
 
 
 def text(name: str) -> str:

@@ -30,6 +30,8 @@ MODULES: tuple[str, ...] = (
     "passive_omp",
     "single_process",
     "spark_loader",
+    "token_ids",
+    "embeddings",
 )
 """In the order in which they are applied."""
 

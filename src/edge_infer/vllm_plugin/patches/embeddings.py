@@ -1,0 +1,103 @@
+"""Packed embeddings are read by models that pass no quantization to their embedding.
+
+Most of vLLM's models build their vocabulary embedding, some their head too, without
+``quant_config`` and without a name, as the stock methods leave both in 16 bits; a checkpoint whose
+embedding is packed then finds no place for its tensors. Here such a layer gets the model's cpu_int4
+config. A layer without a name is known by its shape, and by whether it is a head.
+
+Other layers that a model keeps in 16 bits (gates, projectors) stay so: a packed module that has no
+place is named, with the way to leave it out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from edge_infer.checkpoint.reader import QUANT_METHOD
+from edge_infer.errors import CheckpointError
+from edge_infer.vllm_plugin.patches import require, wrap
+
+FLAG = "EDGE_INFER_VLLM_EMBEDDINGS"
+_MODULE = "vllm.model_executor.layers.vocab_parallel_embedding"
+_LOADER = "vllm.model_executor.model_loader.default_loader"
+TARGETS = (_MODULE, _LOADER)
+_NEEDED = {"num_embeddings", "embedding_dim", "org_num_embeddings", "quant_config", "prefix"}
+HEADS = frozenset({"lm_head", "embed_out", "output"})
+"""Last names of output heads; other modules of that shape are embeddings."""
+_TENSOR = re.compile(r"([\w.]+)\.(?:codes|scales|minimums)\b")
+
+
+def install(target: str) -> None:
+    module: Any = sys.modules[target]
+    if target == _LOADER:
+        loader = vars(module).get("DefaultModelLoader")
+        require(
+            callable(vars(loader or object).get("load_weights")),
+            "there is no DefaultModelLoader that has load_weights",
+        )
+        wrap(loader, "load_weights", _with_names)
+        return
+    for owner in (module.VocabParallelEmbedding, module.ParallelLMHead):
+        parameters = inspect.signature(owner.__init__).parameters
+        require(
+            parameters.keys() >= _NEEDED,
+            f"{owner.__name__} has no parameters {', '.join(sorted(_NEEDED))}",
+        )
+    wrap(module.VocabParallelEmbedding, "__init__", _with_config)
+
+
+def _with_config(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> None:
+    given = inspect.signature(original).bind(self, *args, **kwargs)
+    given.apply_defaults()
+    values = given.arguments
+    if values["quant_config"] is None and (config := _config()) is not None:
+        shape = (values["org_num_embeddings"] or values["num_embeddings"], values["embedding_dim"])
+        name = packed_name(config, values["prefix"], shape, _is_head(self))
+        if name is not None:
+            values["quant_config"], values["prefix"] = config, name
+    original(*given.args, **given.kwargs)
+
+
+def packed_name(config: Any, prefix: str, shape: tuple[int, int], head: bool) -> str | None:
+    """The name under which ``config`` knows the layer; None for a layer that is not packed."""
+    fitting = [n for n, form in config.forms.items() if (form.n, form.k) == shape]
+    embeddings = [n for n in fitting if n.rpartition(".")[2] not in HEADS]
+    heads = [n for n in fitting if n not in embeddings]
+    if prefix in fitting:
+        return prefix
+    if head and config.tied and embeddings:
+        return prefix or "lm_head"
+    own = [] if prefix else heads if head else embeddings
+    return own[0] if len(own) == 1 else None
+
+
+def _with_names(
+    original: Callable[..., Any], self: Any, model: Any, model_config: Any, *args: Any
+) -> Any:
+    try:
+        return original(self, model, model_config, *args)
+    except (KeyError, ValueError) as e:  # what models raise for a tensor that they do not expect
+        found = _TENSOR.search(str(e)) if model_config.quantization == QUANT_METHOD else None
+        if found is None:
+            raise
+        raise CheckpointError(
+            f"vLLM's {type(model).__name__} keeps {found[1]} unquantized; the checkpoint has it "
+            "packed.",
+            remedy=f"Convert the model again with --exclude '*{found[1]}'.",
+        ) from e
+
+
+def _is_head(layer: Any) -> bool:
+    return isinstance(layer, sys.modules[_MODULE].ParallelLMHead)
+
+
+def _config() -> Any:
+    from vllm.config import get_current_vllm_config_or_none
+
+    current = get_current_vllm_config_or_none()
+    config = current.quant_config if current is not None else None
+    return config if config is not None and config.get_name() == QUANT_METHOD else None
