@@ -312,6 +312,18 @@ def test_missing_tensors_are_named():
         finish(layer)
 
 
+def test_loading_again_is_refused():
+    e, tensors, _ = packed(32)
+    layer = RowParallelLinear(
+        K, 32, bias=False, quant_config=quant_config({"o_proj": e}), prefix="o_proj"
+    )
+    codes = layer.codes
+    load(layer, tensors)
+    finish(layer)
+    with pytest.raises(UnsupportedError, match="cannot be loaded again"):
+        codes.weight_loader(codes, tensors["codes"])
+
+
 def test_tensors_of_another_form_are_refused():
     e, _, _ = packed(32)
     _, other, _ = packed(32, group_size=64)

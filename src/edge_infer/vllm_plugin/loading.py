@@ -11,6 +11,13 @@ from edge_infer.errors import CheckpointError, UnsupportedError
 from edge_infer.vllm_plugin import flags
 from edge_infer.vllm_plugin.segments import Form, Segment
 
+
+class Parts(dict[int, dict[str, torch.Tensor]]):
+    """Loaded tensors by the place of their shard in the layer, and whether the layer has them."""
+
+    taken = False
+
+
 ATTRIBUTE = "edge_infer_parts"
 _QKV = {"q": 0, "k": 1, "v": 2}
 
@@ -32,7 +39,7 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
     mapped file, instead of copying it (EDGE_INFER_VLLM_MAPPED).
     """
     mapped = flags.enabled("EDGE_INFER_VLLM_MAPPED")
-    parts: dict[int, dict[str, torch.Tensor]] = {}
+    parts = Parts()
     setattr(layer, ATTRIBUTE, parts)
     for kind in _kinds(forms):
 
@@ -43,6 +50,11 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
             kind: str = kind,
             **_: Any,
         ) -> None:
+            if parts.taken:
+                raise UnsupportedError(
+                    "packed weights cannot be loaded again into a running model.",
+                    remedy="Start vLLM again on the other checkpoint.",
+                )
             parts.setdefault(_order(shard), {})[kind] = loaded if mapped else loaded.clone()
 
         parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
@@ -72,7 +84,7 @@ def collect(layer: torch.nn.Module, forms: Sequence[Form]) -> list[Segment] | No
 
     Raises CheckpointError for tensors that are missing or do not fit their module's form.
     """
-    parts: dict[int, dict[str, torch.Tensor]] | None = getattr(layer, ATTRIBUTE, None)
+    parts: Parts | None = getattr(layer, ATTRIBUTE, None)
     if parts is None:
         return None
     found = [parts[order] for order in sorted(parts)]
@@ -85,6 +97,7 @@ def collect(layer: torch.nn.Module, forms: Sequence[Form]) -> list[Segment] | No
         for kind, tensor in tensors.items():
             form.check(kind, tensor)
     delattr(layer, ATTRIBUTE)
+    parts.taken = True
     for kind in _kinds(forms):
         if kind in layer._parameters:
             delattr(layer, kind)

@@ -67,30 +67,47 @@ def experts(
     return native, torch.tensor([native.handle], dtype=torch.int64)
 
 
-def decode_rows(rows: int) -> int:
-    """How many of a step's rows have decode numerics: those of its first sequences of one row.
+def numerics(rows: int) -> tuple[int, torch.Tensor | None]:
+    """How many of a step's rows have decode numerics: those of sequences of one row.
 
-    All, where the level makes no difference between the kinds, and outside of a step's forward
-    pass: rows that the output head reads.
+    Kernels want them in front. vLLM gives a new sequence the place of one that has ended, so they
+    may lie anywhere; then the second value, int64 [rows], is the order that brings them to the
+    front. All rows are decode rows where the level makes no difference between the kinds, and
+    outside of a step's forward pass: rows that the output head reads.
     """
     context = forward_context._forward_context
     if context is None or not _PREFILL:
-        return rows
-    known = context.__dict__.get("edge_infer_decode_rows")
+        return rows, None
+    known = context.__dict__.get("edge_infer_numerics")
     if known is None:
-        known = context.__dict__["edge_infer_decode_rows"] = _leading(context.attn_metadata)
-    return rows if known < 0 else known
+        known = context.__dict__["edge_infer_numerics"] = _of_step(context.attn_metadata)
+    decode, order = known
+    if decode < 0:
+        return rows, None
+    if order is None or len(order) > rows:  # more: these rows are not the step's tokens
+        return (decode if order is None else 0), None
+    if len(order) < rows:  # padding
+        order = torch.cat([order, torch.arange(len(order), rows)])
+    return decode, order
 
 
-def _leading(metadata: Any) -> int:
-    """Length of the first run of sequences of one row, -1 when the step has no sequences."""
+def _of_step(metadata: Any) -> tuple[int, torch.Tensor | None]:
+    """(rows of sequences of one row, order that brings them to the front, None when they are).
+
+    (-1, None) when the step has no sequences.
+    """
     if isinstance(metadata, dict):
         for layer in metadata.values():
             starts = getattr(layer, "query_start_loc", None)
             if starts is not None:
-                longer = ((starts[1:] - starts[:-1]) != 1).nonzero()
-                return int(longer[0]) if longer.numel() else int(starts[-1])
-    return -1
+                lengths = starts[1:] - starts[:-1]
+                one = lengths == 1
+                decode = int(one.sum())
+                if bool(one[:decode].all()):
+                    return decode, None
+                rows = torch.repeat_interleave(one, lengths)
+                return decode, torch.cat([rows.nonzero(), (~rows).nonzero()]).view(-1)
+    return -1, None
 
 
 def _linear(x: torch.Tensor, handle: torch.Tensor, n: int, bias: bool) -> torch.Tensor:
@@ -100,12 +117,17 @@ def _linear(x: torch.Tensor, handle: torch.Tensor, n: int, bias: bool) -> torch.
     if x.stride(1) != 1 or x.stride(0) < shape[-1]:  # such as one row expanded to several
         x = x.contiguous()
     rows = x.shape[0]
+    decode, order = numerics(rows)
+    if order is not None:
+        x = x[order]
     y = x.new_empty((rows, n))
     kind = _TYPES[x.dtype]
     _run(
         handle.data_ptr(), x.data_ptr(), kind, x.stride(0) if rows > 1 else x.shape[1], rows,
-        decode_rows(rows), bias, y.data_ptr(), kind, n,
+        decode, bias, y.data_ptr(), kind, n,
     )  # fmt: skip
+    if order is not None:
+        y = torch.empty_like(y).index_copy_(0, order, y)
     return y if len(shape) == 2 else y.view(*shape[:-1], n)
 
 
@@ -127,16 +149,19 @@ def _rows_fake(ids: torch.Tensor, handle: torch.Tensor, k: int, dtype: torch.dty
 def _experts(
     x: torch.Tensor, handle: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, first: bool
 ) -> torch.Tensor:
+    decode, order = numerics(x.shape[0])
+    if order is not None:
+        x, ids, weights = x[order], ids[order], weights[order]
     x = x.contiguous()
     ids = ids.to(torch.int32).contiguous()
     weights = weights.to(torch.float32).contiguous()
     y = torch.empty_like(x)
     kind, (rows, width) = _TYPES[x.dtype], x.shape
     _run_experts(
-        handle.data_ptr(), x.data_ptr(), kind, width, rows, decode_rows(rows), ids.data_ptr(),
+        handle.data_ptr(), x.data_ptr(), kind, width, rows, decode, ids.data_ptr(),
         weights.data_ptr(), ids.shape[1], first, y.data_ptr(), kind,
     )  # fmt: skip
-    return y
+    return y if order is None else torch.empty_like(y).index_copy_(0, order, y)
 
 
 def _experts_fake(
