@@ -10,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+from foreign_support import module, settings  # noqa: E402
 from test_config import config, entry  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.distributed import (  # noqa: E402
@@ -31,6 +32,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (  # noqa: E402
 from edge_infer.checkpoint.quantize import quantize  # noqa: E402
 from edge_infer.errors import CheckpointError, UnsupportedError  # noqa: E402
 from edge_infer.vllm_plugin.config import CpuInt4Config  # noqa: E402
+from edge_infer.vllm_plugin.foreign import ForeignConfig, forms  # noqa: E402
 
 K = 64
 
@@ -238,24 +240,30 @@ def test_rows_that_share_memory():
     assert torch.equal(layer(overlapping), layer(overlapping.contiguous()))
 
 
-def test_fused_qkv_that_is_stored_head_by_head():
+@pytest.mark.parametrize("method", ["cpu_int4", "awq", "gptq"])
+def test_fused_qkv_that_is_stored_head_by_head(method):
     """Falcon's own loader reorders what it is given: codes, scales and minimums alike."""
     from types import SimpleNamespace
 
     from vllm.model_executor.models.falcon import FalconModel
 
     heads, kv_heads, size = 4, 2, 16
-    e, tensors, dense = packed((heads + 2 * kv_heads) * size, symmetric=False)
-    name = "query_key_value"
-    layer = ColumnParallelLinear(
-        K, dense.shape[0], bias=False, quant_config=quant_config({name: e}), prefix=name,
-        return_bias=False,
-    )  # fmt: skip
-    settings = SimpleNamespace(
+    n, name = (heads + 2 * kv_heads) * size, "query_key_value"
+    if method == "cpu_int4":
+        e, tensors, dense = packed(n, symmetric=False)
+        c = quant_config({name: e})
+    else:
+        tensors, values = module(method, n, K, 32)
+        dense = values.float()
+        c = ForeignConfig(settings(method, 32))
+        shapes = {f"{name}.{kind}": tuple(t.shape) for kind, t in tensors.items()}
+        c.forms = forms(method, c.settings, shapes)
+    layer = ColumnParallelLinear(K, n, bias=False, quant_config=c, prefix=name, return_bias=False)
+    shape = SimpleNamespace(
         num_attention_heads=heads, num_kv_heads=kv_heads, new_decoder_architecture=True
     )
     parameters = [(f"{name}.{kind}", p) for kind, p in layer.named_parameters()]
-    model = SimpleNamespace(config=settings, named_parameters=lambda **_: parameters)
+    model = SimpleNamespace(config=shape, named_parameters=lambda **_: parameters)
     model.named_modules = lambda: ()
     FalconModel.load_weights(model, [(f"{name}.{kind}", t) for kind, t in tensors.items()])
     groups = dense.view(kv_heads, heads // kv_heads + 2, size, K)
@@ -293,8 +301,8 @@ def test_compiles_without_breaks_and_shares_graphs():
     assert len(graphs) == 1
     # no handle is a constant of the graph: what is cached holds in the next process
     code = graphs[0].code
-    for module in (model.first, model.second, model.embed):
-        assert str(int(module.edge_infer_handle)) not in code
+    for part in (model.first, model.second, model.embed):
+        assert str(int(part.edge_infer_handle)) not in code
 
 
 def test_missing_tensors_are_named():

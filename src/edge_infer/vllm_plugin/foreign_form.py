@@ -32,6 +32,10 @@ class ForeignForm(Form):
     def kinds(self) -> tuple[str, ...]:
         return self.given
 
+    def output_dim(self, kind: str) -> int | None:
+        """Channels lie side by side in all tensors but g_idx, in words of eight in some."""
+        return None if kind == "g_idx" else 1
+
     def shape_of(self, kind: str) -> tuple[int, ...]:
         """The shape that a tensor of this kind has to have."""
         groups = self.k // self.group_size

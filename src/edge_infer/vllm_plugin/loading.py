@@ -59,9 +59,8 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
 
         parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
         parameter.weight_loader = keep
-        # Channels lie along the first dimension, in blocks of 16: models that store a fused QKV
-        # head by head reorder it along this one.
-        parameter.output_dim = 0
+        # Models that store a fused QKV head by head reorder what is loaded along this one.
+        parameter.output_dim = forms[0].output_dim(kind)
         layer.register_parameter(kind, parameter)
 
 

@@ -22,6 +22,10 @@ class Form(StoredForm):
         """The kinds of tensors that the module consists of."""
         return KINDS[:2] if self.symmetric else KINDS
 
+    def output_dim(self, kind: str) -> int | None:
+        """The dimension of ``<name>.<kind>`` along which channels lie (here in blocks of 16)."""
+        return 0
+
     def segment(self, parts: dict[str, torch.Tensor]) -> Segment:
         """The matrix from the module's loaded and checked tensors."""
         return Segment.of(self, parts)
