@@ -64,9 +64,18 @@ def test_every_patch_has_its_flag_and_a_summary() -> None:
         assert status.summary
 
 
-def test_a_misspelt_flag_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "near"),
+    [
+        ("EDGE_INFER_VLLM_ROPECAP", "EDGE_INFER_VLLM_ROPE_CAP"),
+        ("EDGE_INFER_WEIGHTPATH", "EDGE_INFER_WEIGHT_PATH"),
+    ],
+)
+def test_a_misspelt_flag_is_refused(monkeypatch: pytest.MonkeyPatch, name: str, near: str) -> None:
+    for known in ("CACHE", "ISA", "TORCH_HOOK", "LLAMA_BENCH", "API_KEY", "REQUIRE_ASSETS"):
+        monkeypatch.setenv(f"EDGE_INFER_{known}", "1")  # of other rooms
     flags.check_names()
-    monkeypatch.setenv("EDGE_INFER_VLLM_ROPECAP", "0")
-    with pytest.raises(ConfigError, match="EDGE_INFER_VLLM_ROPECAP") as refused:
+    monkeypatch.setenv(name, "0")
+    with pytest.raises(ConfigError, match=name) as refused:
         flags.check_names()
-    assert "EDGE_INFER_VLLM_ROPE_CAP" in refused.value.remedy
+    assert near in refused.value.remedy

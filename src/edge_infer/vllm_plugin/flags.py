@@ -122,9 +122,12 @@ _PREFIX = "EDGE_INFER_VLLM_"
 
 def check_names() -> None:
     """Raises ConfigError for a variable that is named like a flag and is none."""
-    for name in sorted(os.environ):
-        if name.startswith(_PREFIX) and name not in _BY_NAME:
-            near = difflib.get_close_matches(name, _BY_NAME, 1)
+    for name in sorted(os.environ.keys() - _BY_NAME.keys()):
+        if not name.startswith("EDGE_INFER_"):
+            continue
+        ours = name.startswith(_PREFIX)  # other rooms have variables too
+        near = difflib.get_close_matches(name, _BY_NAME, 1, 0.6 if ours else 0.9)
+        if ours or near:
             raise ConfigError(
                 f"there is no flag {name[:80]}.",
                 remedy=f"Did you mean {near[0]}?" if near else "Unset it.",

@@ -26,7 +26,7 @@ _MODULE = "vllm.model_executor.layers.vocab_parallel_embedding"
 _LOADER = "vllm.model_executor.model_loader.default_loader"
 TARGETS = (_MODULE, _LOADER)
 _NEEDED = {"num_embeddings", "embedding_dim", "org_num_embeddings", "quant_config", "prefix"}
-HEADS = frozenset({"lm_head", "embed_out", "output"})
+HEADS = frozenset({"lm_head", "embed_out", "output", "head"})
 """Last names of output heads; other modules of that shape are embeddings."""
 _TENSOR = re.compile(r"([\w.]+)\.(?:codes|scales|minimums)\b")
 
@@ -84,10 +84,11 @@ def _with_names(
         found = _TENSOR.search(str(e)) if model_config.quantization == QUANT_METHOD else None
         if found is None:
             raise
+        pattern = re.sub(r"\b\d+\b", "*", found[1])  # the same module of every layer
         raise CheckpointError(
             f"vLLM's {type(model).__name__} keeps {found[1]} unquantized; the checkpoint has it "
             "packed.",
-            remedy=f"Convert the model again with --exclude '*{found[1]}'.",
+            remedy=f"Convert the model again with --exclude '*{pattern}'.",
         ) from e
 
 
