@@ -351,6 +351,14 @@ def test_shapes_that_the_model_does_not_have():
         )
 
 
+def test_parts_whose_sum_alone_fits():
+    modules = {"l.gate_proj": packed(32)[0], "l.up_proj": packed(64)[0]}
+    with pytest.raises(CheckpointError, match=r"needs \[48 \+ 48, 64\] for l\.gate_proj, "):
+        MergedColumnParallelLinear(
+            K, [48, 48], bias=False, quant_config=quant_config(modules), prefix="l.gate_up_proj"
+        )
+
+
 @pytest.mark.parametrize("change", [{"group_size": 48}, {"bits": 3}, {"n": -1}, {"k": None}])
 def test_entries_that_make_no_sense(change):
     with pytest.raises(CheckpointError, match="of quantization_config has"):

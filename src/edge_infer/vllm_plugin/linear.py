@@ -32,10 +32,13 @@ class CpuInt4LinearMethod(LinearMethodBase):
         """Raises UnsupportedError for tensor parallelism, CheckpointError for other shapes."""
         names = ", ".join(form.name for form in self.forms)
         loading.refuse_sharding(layer, names)
-        n, k = sum(form.n for form in self.forms), {form.k for form in self.forms}
-        if k != {input_size_per_partition} or n != sum(output_partition_sizes):
+        rows, k = [form.n for form in self.forms], {form.k for form in self.forms}
+        fits = k == {input_size_per_partition} and sum(rows) == sum(output_partition_sizes)
+        if len(rows) == len(output_partition_sizes):  # otherwise merged in the checkpoint, or finer
+            fits = fits and rows == list(output_partition_sizes)
+        if not fits:
             raise CheckpointError(
-                f"the model's config needs [{sum(output_partition_sizes)}, "
+                f"the model's config needs [{' + '.join(map(str, output_partition_sizes))}, "
                 f"{input_size_per_partition}] for {names}; the checkpoint has "
                 f"{', '.join(f'[{form.n}, {form.k}]' for form in self.forms)}."
             )
