@@ -141,7 +141,9 @@ class CpuInt4Config(QuantizationConfig):
                 for name, form in self.forms.items()
                 if name.startswith(start)
             }
-            return CpuInt4ExpertsMethod(layer.moe_config, layer, experts) if experts else None
+            if not experts:
+                return None
+            return CpuInt4ExpertsMethod(layer.moe_config, layer, experts, self.choice)
         return None
 
     def forms_of(self, prefix: str) -> list[Form]:

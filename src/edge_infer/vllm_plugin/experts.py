@@ -9,6 +9,8 @@ import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
 from edge_infer.errors import CheckpointError, UnsupportedError
+from edge_infer.vllm_plugin import flags
+from edge_infer.vllm_plugin.paths import Choice
 from edge_infer.vllm_plugin.segments import KINDS, Form, Segment
 
 ACTIVATIONS = ("silu", "gelu", "gelu_tanh")
@@ -21,9 +23,12 @@ class CpuInt4ExpertsMethod(FusedMoEMethodBase):
     [E, H, I]) or each for itself (``0.gate_proj``, ``0.up_proj``, ``0.down_proj``).
     """
 
-    def __init__(self, moe: Any, layer: torch.nn.Module, forms: dict[str, Form]) -> None:
+    def __init__(
+        self, moe: Any, layer: torch.nn.Module, forms: dict[str, Form], choice: Choice
+    ) -> None:
         """`forms`: the packed modules below the layer, by their names relative to it."""
         super().__init__(moe)
+        choice.native(layer.layer_name, "routed experts")
         self.forms = forms
         self.gate, self.up = layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name
         self.down = layer.ckpt_down_proj_name
@@ -93,11 +98,12 @@ class CpuInt4ExpertsMethod(FusedMoEMethodBase):
         return [(self.forms[name], n, k) for name, n, k in wanted]
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
+        mapped = flags.enabled("EDGE_INFER_VLLM_MAPPED")
         for name, tensor in weights:
             module, _, kind = name.rpartition(".")
             if module not in self.forms or kind not in KINDS or self.parts is None:
                 raise CheckpointError(f"tensor {name} does not belong to packed experts.")
-            self.parts.setdefault(module, {})[kind] = tensor
+            self.parts.setdefault(module, {})[kind] = tensor if mapped else tensor.clone()
             yield name
 
     def _keep(

@@ -120,12 +120,16 @@ class Choice:
         reason = refusal(segments)
         if reason is None:
             return self.path
-        if reason not in self._said:
+        return self.native(" with ".join(segment.name for segment in segments), reason)
+
+    def native(self, what: str, reason: str) -> WeightPath:
+        """The native path for matrices that the chosen one cannot take; says so once a reason."""
+        if self.path is not self._native and reason not in self._said:
             self._said.add(reason)
             _logger.warning(
                 "edge-infer: %s and matrices like it run on weight path %s, because %s cannot "
                 "take %s",
-                " with ".join(segment.name for segment in segments),
+                what,
                 self._native.name,
                 self.path.name,
                 reason,
