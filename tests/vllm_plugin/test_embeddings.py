@@ -51,6 +51,27 @@ def test_a_module_without_a_place_is_named(error: type[Exception]) -> None:
         embeddings._with_names(load, None, object(), other)
 
 
+@pytest.mark.parametrize(("folder", "given"), [("target", True), ("draft", False)])
+def test_a_draft_of_another_folder_gets_no_config(
+    folder: str, given: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("vllm")
+    import vllm.config
+
+    known = config("a.wte")
+    known.get_name = lambda: "cpu_int4"
+    current = SimpleNamespace(model_config=SimpleNamespace(model="target"), quant_config=known)
+    monkeypatch.setattr(vllm.config, "get_current_vllm_config_or_none", lambda: current)
+
+    def load(loader: Any, vllm_config: Any, model_config: Any, prefix: str = "") -> Any:
+        return embeddings._config()
+
+    built = SimpleNamespace(model=folder)
+    found = embeddings._knows_drafts(load, None, vllm_config=current, model_config=built)
+    assert (found is known) is given
+    assert embeddings._config() is known  # afterwards as before
+
+
 class Processor:
     """What the patch reads of vLLM's InputProcessor."""
 

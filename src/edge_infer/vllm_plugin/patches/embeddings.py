@@ -3,7 +3,8 @@
 Most of vLLM's models build their vocabulary embedding, some their head too, without
 ``quant_config`` and without a name, as the stock methods leave both in 16 bits; a checkpoint whose
 embedding is packed then finds no place for its tensors. Here such a layer gets the model's cpu_int4
-config. A layer without a name is known by its shape, and by whether it is a head.
+config. A layer without a name is known by its shape, and by whether it is a head. A draft model of
+another folder is built beside the target's config and gets nothing.
 
 Other layers that a model keeps in 16 bits (gates, projectors) stay so: a packed module that has no
 place is named, with the way to leave it out.
@@ -15,6 +16,7 @@ import inspect
 import re
 import sys
 from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from edge_infer.checkpoint.reader import QUANT_METHOD
@@ -24,22 +26,22 @@ from edge_infer.vllm_plugin.patches import require, wrap
 FLAG = "EDGE_INFER_VLLM_EMBEDDINGS"
 _MODULE = "vllm.model_executor.layers.vocab_parallel_embedding"
 _LOADER = "vllm.model_executor.model_loader.default_loader"
-TARGETS = (_MODULE, _LOADER)
+_BASE = "vllm.model_executor.model_loader.base_loader"
+TARGETS = (_MODULE, _LOADER, _BASE)
 _NEEDED = {"num_embeddings", "embedding_dim", "org_num_embeddings", "quant_config", "prefix"}
 HEADS = frozenset({"lm_head", "embed_out", "output", "head"})
 """Last names of output heads; other modules of that shape are embeddings."""
+_draft: ContextVar[bool] = ContextVar("draft", default=False)
 _TENSOR = re.compile(r"([\w.]+)\.(?:codes|scales|minimums)\b")
 
 
 def install(target: str) -> None:
     module: Any = sys.modules[target]
-    if target == _LOADER:
-        loader = vars(module).get("DefaultModelLoader")
-        require(
-            callable(vars(loader or object).get("load_weights")),
-            "there is no DefaultModelLoader that has load_weights",
-        )
-        wrap(loader, "load_weights", _with_names)
+    if target in _LOADERS:
+        owner, name, wrapper = _LOADERS[target]
+        loader = vars(module).get(owner)
+        require(callable(vars(loader or object).get(name)), f"there is no {owner} that has {name}")
+        wrap(loader, name, wrapper)
         return
     for owner in (module.VocabParallelEmbedding, module.ParallelLMHead):
         parameters = inspect.signature(owner.__init__).parameters
@@ -92,6 +94,23 @@ def _with_names(
         ) from e
 
 
+def _knows_drafts(
+    original: Callable[..., Any], self: Any, vllm_config: Any, model_config: Any, prefix: str = ""
+) -> Any:
+    """A draft from the target's own folder (MTP) shares its packed embedding."""
+    before = _draft.set(model_config.model != vllm_config.model_config.model)
+    try:
+        return original(self, vllm_config, model_config, prefix=prefix)
+    finally:
+        _draft.reset(before)
+
+
+_LOADERS: dict[str, tuple[str, str, Callable[..., Any]]] = {
+    _LOADER: ("DefaultModelLoader", "load_weights", _with_names),
+    _BASE: ("BaseModelLoader", "load_model", _knows_drafts),
+}
+
+
 def _is_head(layer: Any) -> bool:
     return isinstance(layer, sys.modules[_MODULE].ParallelLMHead)
 
@@ -100,5 +119,5 @@ def _config() -> Any:
     from vllm.config import get_current_vllm_config_or_none
 
     current = get_current_vllm_config_or_none()
-    config = current.quant_config if current is not None else None
+    config = current.quant_config if current is not None and not _draft.get() else None
     return config if config is not None and config.get_name() == QUANT_METHOD else None
