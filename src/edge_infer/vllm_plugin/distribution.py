@@ -19,10 +19,10 @@ FLAG = "EDGE_INFER_VLLM_DISTRIBUTION"
 def provide() -> None:
     """Makes ``importlib.metadata.version("vllm")`` answer in this process; again does nothing."""
     original: Any = importlib.metadata.version
-    if hasattr(original, "__wrapped__") or not flags.enabled(FLAG):
+    if not flags.enabled(FLAG):
         return
     try:
-        original("vllm")
+        original("vllm")  # installed by that name, or provided already
         return
     except importlib.metadata.PackageNotFoundError:
         pass
