@@ -56,7 +56,8 @@ void linear_packed(const Matrix& w, const QuantRows& x, int block_begin, int blo
                    int64_t y_stride, const Epilogue& e) {
   for (int b = block_begin; b < block_end;) {
     const int first = b * kBlockN;
-    const int blocks = b + kTileBlocks <= block_end ? kTileBlocks : 1;
+    // A single row waits for memory, which one stream of codes gets faster than two side by side.
+    const int blocks = x.rows > 1 && b + kTileBlocks <= block_end ? kTileBlocks : 1;
     const int channels = w.n - first < blocks * kBlockN ? w.n - first : blocks * kBlockN;
     if (channels <= 0) return;
     const Output o{y + first, y_stride, channels, e.bias ? e.bias + first : nullptr, e.accumulate};

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +22,9 @@ class Parts(dict[int, dict[str, torch.Tensor]]):
 
 ATTRIBUTE = "edge_infer_parts"
 _QKV = {"q": 0, "k": 1, "v": 2}
+
+_madvise = ctypes.CDLL(None).madvise
+_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def refuse_sharding(layer: torch.nn.Module, name: str) -> None:
@@ -55,6 +60,8 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
                     "packed weights cannot be loaded again into a running model.",
                     remedy="Start vLLM again on the other checkpoint.",
                 )
+            if mapped:
+                _advise_large_pages(loaded)
             parts.setdefault(_order(shard), {})[kind] = loaded if mapped else loaded.clone()
 
         parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
@@ -62,6 +69,17 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
         # Models that store a fused QKV head by head reorder what is loaded along this one.
         parameter.output_dim = forms[0].output_dim(kind)
         layer.register_parameter(kind, parameter)
+
+
+def _advise_large_pages(tensor: torch.Tensor) -> None:
+    """Asks for pages of 2 MiB in the map that a loaded tensor is a view of.
+
+    File systems with large folios (ext4 from Linux 6.16, xfs) then read what is not cached yet so;
+    elsewhere nothing changes.
+    """
+    storage = tensor.untyped_storage()
+    start = storage.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
+    _madvise(start, storage.data_ptr() + storage.nbytes() - start, mmap.MADV_HUGEPAGE)
 
 
 def _kinds(forms: Sequence[Form]) -> list[str]:
