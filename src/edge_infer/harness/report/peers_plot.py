@@ -52,6 +52,8 @@ def label(artifact: Artifact) -> str:
     levels = artifact.provenance.machine.isa_levels
     if ours.isa and levels and ours.isa != levels[-1]:
         parts.append(f"both limited to {ours.isa}")
+    elif ours.isa:  # two machines may have measured the same
+        parts.append(f"at level {ours.isa}")
     return "; ".join(parts)
 
 
