@@ -8,7 +8,7 @@ import os
 HERE = os.path.dirname(__file__)
 # What runs without vLLM.
 ANYWHERE = {
-    "test_embeddings.py",
+    "test_packed_embeddings.py",
     "test_flags.py",
     "test_installation.py",
     "test_storages.py",
