@@ -9,7 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
-from test_config import entry  # noqa: E402
+from config_support import entry  # noqa: E402
 
 from edge_infer.vllm_plugin import paths  # noqa: E402
 from edge_infer.vllm_plugin.experts import CpuInt4ExpertsMethod  # noqa: E402

@@ -10,8 +10,8 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("vllm")
 
+from config_support import config, entry  # noqa: E402
 from foreign_support import module, settings  # noqa: E402
-from test_config import config, entry  # noqa: E402
 from vllm.config import VllmConfig, set_current_vllm_config  # noqa: E402
 from vllm.distributed import (  # noqa: E402
     cleanup_dist_env_and_memory,

@@ -5,25 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
+from config_support import config, entry
 
 from edge_infer.errors import CheckpointError, ConfigError, UnsupportedError
 from edge_infer.vllm_plugin.config import CpuInt4Config
-
-
-def entry(n: int, k: int = 64, **changes) -> dict:
-    return {"bits": 4, "group_size": 32, "symmetric": True, "n": n, "k": k} | changes
-
-
-def config(modules: dict | None = None, **changes) -> dict:
-    return {
-        "quant_method": "cpu_int4",
-        "version": 1,
-        "group_size": 32,
-        "symmetric": True,
-        "bits": 4,
-        "modules": modules or {},
-    } | changes
-
 
 MODULES = {f"model.layers.0.self_attn.{p}_proj": entry(32) for p in "qkv"}
 
