@@ -62,7 +62,9 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
                 )
             if mapped:
                 _advise_large_pages(loaded)
-            parts.setdefault(_order(shard), {})[kind] = loaded if mapped else loaded.clone()
+            else:
+                loaded = loaded.clone()
+            parts.setdefault(_order(shard), {})[kind] = loaded
 
         parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
         parameter.weight_loader = keep

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from edge_infer.checkpoint.layout import BLOCK_N, pad
 from edge_infer.vllm_plugin import flags
+from edge_infer.vllm_plugin.paths import WeightPath
 from edge_infer.vllm_plugin.segments import Segment
 
 # Codes of so many channels exist unpacked at one time, as one byte each.
@@ -131,34 +133,6 @@ def scales_and_zeros(run: Run, n: int) -> tuple[torch.Tensor, torch.Tensor]:
     return scales, zeros
 
 
-def keep_all(
-    layer: torch.nn.Module,
-    names: Sequence[str],
-    packed: Sequence[Sequence[torch.Tensor]],
-    runs: Sequence[Run],
-) -> None:
-    """Registers the tensors of every run on `layer`, by the `names` of a run's tensors."""
-    for i, tensors in enumerate(packed):
-        for name, tensor in zip(names, tensors, strict=True):
-            parameter = torch.nn.Parameter(tensor, requires_grad=False)
-            layer.register_parameter(f"edge_infer_{name}_{i}", parameter)
-    layer.edge_infer_n = [run.n for run in runs]
-    layer.edge_infer_k = runs[0].segments[0].k
-
-
-def kept(layer: torch.nn.Module, names: Sequence[str]) -> list[list[torch.Tensor]]:
-    """What `keep_all` registered: for each name the tensors of all runs."""
-    count = len(layer.edge_infer_n)
-    return [[getattr(layer, f"edge_infer_{name}_{i}") for i in range(count)] for name in names]
-
-
-def as_embedding(
-    layer: torch.nn.Module, rows: torch.Tensor, ids: torch.Tensor, dtype: torch.dtype
-) -> torch.Tensor:
-    """rows [ids, K padded] as dtype [*ids.shape, K]."""
-    return rows[:, : layer.edge_infer_k].to(dtype).reshape(*ids.shape, layer.edge_infer_k)
-
-
 def products(
     x: torch.Tensor,
     n: Sequence[int],
@@ -180,13 +154,6 @@ def padded_columns(x: torch.Tensor, k: int) -> torch.Tensor:
     if x.shape[1] != k:
         x = torch.nn.functional.pad(x, (0, k - x.shape[1]))
     return x.contiguous()
-
-
-def finished(out: torch.Tensor, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """out [rows, N] with the bias added, in the leading shape of x."""
-    if bias is not None:
-        out = out + bias.to(out.dtype)
-    return out.view(*x.shape[:-1], out.shape[-1])
 
 
 def refuse_bits(segments: Sequence[Segment]) -> str | None:
@@ -222,3 +189,82 @@ def operation(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) ->
         _LIBRARY.define(schema)
         _LIBRARY.impl(name, run, "CPU")
         _LIBRARY._register_fake(name, fake)
+
+
+def operations(
+    path: str,
+    parts: Sequence[str],
+    multiply: Callable[..., torch.Tensor],
+    lookup: Callable[..., torch.Tensor],
+    lookup_fake: Callable[..., torch.Tensor],
+) -> None:
+    """Defines ``<path>_linear`` and ``<path>_lookup`` over a run's three tensors, named `parts`.
+
+    multiply(x [rows, K], *tensors) -> [rows, N padded]; lookup(ids int64 [rows], *tensors) ->
+    [rows, K padded]. The linear takes the tensors of all runs and gives [rows, sum of n].
+    """
+
+    def linear(x: Any, first: Any, second: Any, third: Any, n: Any) -> torch.Tensor:
+        return products(x, n, multiply, first, second, third)
+
+    def linear_fake(x: Any, first: Any, second: Any, third: Any, n: Any) -> torch.Tensor:
+        empty: torch.Tensor = x.new_empty(x.shape[0], sum(n))
+        return empty
+
+    lists, tensors = (", ".join(f"{kind} {part}" for part in parts) for kind in _KINDS)
+    operation(f"{path}_linear(Tensor x, {lists}, int[] n) -> Tensor", linear, linear_fake)
+    operation(f"{path}_lookup(Tensor ids, {tensors}) -> Tensor", lookup, lookup_fake)
+
+
+_KINDS = ("Tensor[]", "Tensor")
+
+
+class RepackedPath(WeightPath):
+    """A path with a layout of its own, over what `operations` defined for its name and parts.
+
+    Takes 4-bit matrices, symmetric or with minimums that are zero points.
+    """
+
+    parts: tuple[str, str, str]
+
+    @abstractmethod
+    def tile(self) -> int:
+        """Channels of a block of the layout."""
+
+    @abstractmethod
+    def pack(self, run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        """The run's parts; dtype: in which vLLM runs the layer."""
+
+    def refusal(self, segments: Sequence[Segment]) -> str | None:
+        return refuse_bits(segments) or refuse_minimums(segments)
+
+    def prepare(self, layer: torch.nn.Module, segments: list[Segment]) -> None:
+        dtype, joined = model_dtype(layer), runs(segments, self.tile())
+        for i, run in enumerate(joined):
+            for part, tensor in zip(self.parts, self.pack(run, dtype), strict=True):
+                parameter = torch.nn.Parameter(tensor, requires_grad=False)
+                layer.register_parameter(f"edge_infer_{part}_{i}", parameter)
+        layer.edge_infer_n = [run.n for run in joined]
+        layer.edge_infer_k = segments[0].k
+
+    def apply(
+        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
+        linear = getattr(torch.ops.edge_infer, f"{self.name}_linear")
+        weights = self._kept(layer)
+        out: torch.Tensor = linear(x.reshape(-1, x.shape[-1]), *weights, layer.edge_infer_n)
+        if bias is not None:
+            out = out + bias.to(out.dtype)
+        return out.view(*x.shape[:-1], out.shape[-1])
+
+    def embedding(
+        self, layer: torch.nn.Module, ids: torch.Tensor, dtype: torch.dtype
+    ) -> torch.Tensor:
+        lookup = getattr(torch.ops.edge_infer, f"{self.name}_lookup")
+        rows: torch.Tensor = lookup(ids.reshape(-1), *(runs[0] for runs in self._kept(layer)))
+        return rows[:, : layer.edge_infer_k].to(dtype).reshape(*ids.shape, layer.edge_infer_k)
+
+    def _kept(self, layer: torch.nn.Module) -> list[list[torch.Tensor]]:
+        """What `prepare` registered: for each part the tensors of all runs."""
+        count = len(layer.edge_infer_n)
+        return [[getattr(layer, f"edge_infer_{p}_{i}") for i in range(count)] for p in self.parts]

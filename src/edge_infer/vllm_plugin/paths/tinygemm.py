@@ -18,7 +18,7 @@ import torch
 
 from edge_infer.checkpoint.layout import pad
 from edge_infer.vllm_plugin import flags
-from edge_infer.vllm_plugin.paths import WeightPath, repack
+from edge_infer.vllm_plugin.paths import repack
 from edge_infer.vllm_plugin.paths.repack import Run
 from edge_infer.vllm_plugin.segments import Segment
 
@@ -202,17 +202,6 @@ def _scratch(name: str, dtype: torch.dtype, rows: int, columns: int) -> torch.Te
     return flat[:count].view(rows, columns)
 
 
-def linear(
-    x: torch.Tensor,
-    tiles: Sequence[torch.Tensor],
-    pairs: Sequence[torch.Tensor],
-    rows: Sequence[torch.Tensor],
-    n: Sequence[int],
-) -> torch.Tensor:
-    """x [rows, K] times all runs of a layer -> [rows, sum of n], in the dtype of x."""
-    return repack.products(x, n, _multiply, tiles, pairs, rows)
-
-
 def _multiply(
     x: torch.Tensor, tiles: torch.Tensor, pairs: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
@@ -225,7 +214,9 @@ def _multiply(
     return out
 
 
-def lookup(ids: torch.Tensor, tiles: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
+def lookup(
+    ids: torch.Tensor, tiles: torch.Tensor, pairs: torch.Tensor, rows: torch.Tensor
+) -> torch.Tensor:
     """Rows `ids` (int64 [rows]) of a matrix -> [rows, K padded] in the dtype of `pairs`."""
     byte, shift = _slots()
     width = layout().width
@@ -249,34 +240,20 @@ def _slots() -> tuple[torch.Tensor, torch.Tensor]:
     return byte, shift
 
 
-def _linear_fake(
-    x: torch.Tensor,
-    tiles: Sequence[torch.Tensor],
-    pairs: Sequence[torch.Tensor],
-    rows: Sequence[torch.Tensor],
-    n: Sequence[int],
+def _lookup_fake(
+    ids: torch.Tensor, tiles: torch.Tensor, pairs: torch.Tensor, rows: torch.Tensor
 ) -> torch.Tensor:
-    return x.new_empty(x.shape[0], sum(n))
-
-
-def _lookup_fake(ids: torch.Tensor, tiles: torch.Tensor, pairs: torch.Tensor) -> torch.Tensor:
     return pairs.new_empty(ids.shape[0], tiles.shape[1])
 
 
-repack.operation(
-    "tinygemm_linear(Tensor x, Tensor[] tiles, Tensor[] pairs, Tensor[] rows, int[] n) -> Tensor",
-    linear,
-    _linear_fake,
-)
-repack.operation(
-    "tinygemm_lookup(Tensor ids, Tensor tiles, Tensor pairs) -> Tensor", lookup, _lookup_fake
-)
+PARTS = ("tiles", "pairs", "rows")
+repack.operations("tinygemm", PARTS, _multiply, lookup, _lookup_fake)
 
 
-class Path(WeightPath):
+class Path(repack.RepackedPath):
     """Takes 4-bit matrices, with and without minimums."""
 
-    name = "tinygemm"
+    name, parts = "tinygemm", PARTS
 
     @property
     def graph(self) -> str:
@@ -295,24 +272,8 @@ class Path(WeightPath):
     def refusal(self, segments: Sequence[Segment]) -> str | None:
         return repack.refuse_bits(segments)
 
-    def prepare(self, layer: torch.nn.Module, segments: list[Segment]) -> None:
-        duplicate = not flags.enabled(ONE_LAYOUT)
-        dtype = repack.model_dtype(layer)
-        runs = repack.runs(segments, layout().width)
-        packed = [pack(run, dtype, duplicate) for run in runs]
-        repack.keep_all(layer, ("tiles", "pairs", "rows"), packed, runs)
+    def tile(self) -> int:
+        return layout().width
 
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        weights = repack.kept(layer, ("tiles", "pairs", "rows"))
-        flat = x.reshape(-1, x.shape[-1])
-        out = torch.ops.edge_infer.tinygemm_linear(flat, *weights, layer.edge_infer_n)
-        return repack.finished(out, x, bias)
-
-    def embedding(
-        self, layer: torch.nn.Module, ids: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        tiles, pairs, _ = (part[0] for part in repack.kept(layer, ("tiles", "pairs", "rows")))
-        rows = torch.ops.edge_infer.tinygemm_lookup(ids.reshape(-1), tiles, pairs)
-        return repack.as_embedding(layer, rows, ids, dtype)
+    def pack(self, run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return pack(run, dtype, not flags.enabled(ONE_LAYOUT))

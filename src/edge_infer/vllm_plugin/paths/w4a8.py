@@ -9,15 +9,13 @@ without AMX too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cache
 
 import torch
 
 from edge_infer.checkpoint.layout import pad
-from edge_infer.vllm_plugin.paths import WeightPath, repack
+from edge_infer.vllm_plugin.paths import repack
 from edge_infer.vllm_plugin.paths.repack import Run
-from edge_infer.vllm_plugin.segments import Segment
 
 TILE = 32
 AWQ = 0  # the converter's name for the order of nibbles below
@@ -87,17 +85,6 @@ def _slots(group_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(t.view(group_size, TILE).t().contiguous() for t in (byte, shifts))
 
 
-def linear(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    points: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    n: Sequence[int],
-) -> torch.Tensor:
-    """x [rows, K] times all runs of a layer -> [rows, sum of n], in the dtype of x."""
-    return repack.products(x, n, _multiply, weights, points, scales)
-
-
 def _multiply(
     x: torch.Tensor, weights: torch.Tensor, points: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
@@ -125,16 +112,6 @@ def lookup(
     return values.flatten(1).to(torch.bfloat16)
 
 
-def _linear_fake(
-    x: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    points: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    n: Sequence[int],
-) -> torch.Tensor:
-    return x.new_empty(x.shape[0], sum(n))
-
-
 def _lookup_fake(
     ids: torch.Tensor, weights: torch.Tensor, points: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
@@ -142,22 +119,14 @@ def _lookup_fake(
     return weights.new_empty(ids.shape[0], k, dtype=torch.bfloat16)
 
 
-repack.operation(
-    "w4a8_linear(Tensor x, Tensor[] weights, Tensor[] points, Tensor[] scales, int[] n) -> Tensor",
-    linear,
-    _linear_fake,
-)
-repack.operation(
-    "w4a8_lookup(Tensor ids, Tensor weights, Tensor points, Tensor scales) -> Tensor",
-    lookup,
-    _lookup_fake,
-)
+PARTS = ("weights", "points", "scales")
+repack.operations("w4a8", PARTS, _multiply, lookup, _lookup_fake)
 
 
-class Path(WeightPath):
-    """Takes 4-bit matrices, symmetric or with minimums that are zero points."""
+class Path(repack.RepackedPath):
+    """See the module."""
 
-    name = "w4a8"
+    name, parts = "w4a8", PARTS
 
     def unavailable(self) -> str | None:
         for name in ("convert_weight_packed_scale_zp", "int4_scaled_mm_cpu"):
@@ -166,25 +135,8 @@ class Path(WeightPath):
                 return reason
         return None
 
-    def refusal(self, segments: Sequence[Segment]) -> str | None:
-        return repack.refuse_bits(segments) or repack.refuse_minimums(segments)
+    def tile(self) -> int:
+        return TILE
 
-    def prepare(self, layer: torch.nn.Module, segments: list[Segment]) -> None:
-        runs = repack.runs(segments, TILE)
-        packed = [pack(run) for run in runs]
-        repack.keep_all(layer, ("weights", "points", "scales"), packed, runs)
-
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        weights = repack.kept(layer, ("weights", "points", "scales"))
-        flat = x.reshape(-1, x.shape[-1])
-        out = torch.ops.edge_infer.w4a8_linear(flat, *weights, layer.edge_infer_n)
-        return repack.finished(out, x, bias)
-
-    def embedding(
-        self, layer: torch.nn.Module, ids: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        weights = [part[0] for part in repack.kept(layer, ("weights", "points", "scales"))]
-        rows = torch.ops.edge_infer.w4a8_lookup(ids.reshape(-1), *weights)
-        return repack.as_embedding(layer, rows, ids, dtype)
+    def pack(self, run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return pack(run)

@@ -8,14 +8,11 @@ or absent (8). N is a multiple of 32.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from edge_infer.checkpoint.layout import BLOCK_N, pad
-from edge_infer.vllm_plugin.paths import WeightPath, repack
+from edge_infer.vllm_plugin.paths import repack
 from edge_infer.vllm_plugin.paths.repack import Run
-from edge_infer.vllm_plugin.segments import Segment
 
 TILE = 32
 DTYPES = (torch.bfloat16, torch.float16)
@@ -45,17 +42,6 @@ def pack(run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torc
         scales.to(dtype),
         packed if asymmetric else packed[:0],
     )
-
-
-def linear(
-    x: torch.Tensor,
-    codes: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    n: Sequence[int],
-) -> torch.Tensor:
-    """x [rows, K] times all runs of a layer -> [rows, sum of n], in the dtype of x."""
-    return repack.products(x, n, _multiply, codes, scales, zeros)
 
 
 def _multiply(
@@ -93,62 +79,26 @@ def lookup(
     return values.view(cells.shape).to(scales.dtype)
 
 
-def _linear_fake(
-    x: torch.Tensor,
-    codes: Sequence[torch.Tensor],
-    scales: Sequence[torch.Tensor],
-    zeros: Sequence[torch.Tensor],
-    n: Sequence[int],
-) -> torch.Tensor:
-    return x.new_empty(x.shape[0], sum(n))
-
-
 def _lookup_fake(
     ids: torch.Tensor, codes: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor
 ) -> torch.Tensor:
     return scales.new_empty(ids.shape[0], codes.shape[1] // 2)
 
 
-repack.operation(
-    "wna16_linear(Tensor x, Tensor[] codes, Tensor[] scales, Tensor[] zeros, int[] n) -> Tensor",
-    linear,
-    _linear_fake,
-)
-repack.operation(
-    "wna16_lookup(Tensor ids, Tensor codes, Tensor scales, Tensor zeros) -> Tensor",
-    lookup,
-    _lookup_fake,
-)
+PARTS = ("codes", "scales", "zeros")
+repack.operations("wna16", PARTS, _multiply, lookup, _lookup_fake)
 
 
-class Path(WeightPath):
-    """Takes 4-bit matrices, symmetric or with minimums that are zero points."""
+class Path(repack.RepackedPath):
+    """See the module."""
 
-    name = "wna16"
+    name, parts = "wna16", PARTS
 
     def unavailable(self) -> str | None:
         return repack.missing_operation("cpu_gemm_wna16")
 
-    def refusal(self, segments: Sequence[Segment]) -> str | None:
-        return repack.refuse_bits(segments) or repack.refuse_minimums(segments)
+    def tile(self) -> int:
+        return TILE
 
-    def prepare(self, layer: torch.nn.Module, segments: list[Segment]) -> None:
-        dtype = repack.model_dtype(layer)
-        runs = repack.runs(segments, TILE)
-        packed = [pack(run, dtype if dtype in DTYPES else torch.bfloat16) for run in runs]
-        repack.keep_all(layer, ("codes", "scales", "zeros"), packed, runs)
-
-    def apply(
-        self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None
-    ) -> torch.Tensor:
-        weights = repack.kept(layer, ("codes", "scales", "zeros"))
-        flat = x.reshape(-1, x.shape[-1])
-        out = torch.ops.edge_infer.wna16_linear(flat, *weights, layer.edge_infer_n)
-        return repack.finished(out, x, bias)
-
-    def embedding(
-        self, layer: torch.nn.Module, ids: torch.Tensor, dtype: torch.dtype
-    ) -> torch.Tensor:
-        weights = [part[0] for part in repack.kept(layer, ("codes", "scales", "zeros"))]
-        rows = torch.ops.edge_infer.wna16_lookup(ids.reshape(-1), *weights)
-        return repack.as_embedding(layer, rows, ids, dtype)
+    def pack(self, run: Run, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+        return pack(run, dtype if dtype in DTYPES else torch.bfloat16)
