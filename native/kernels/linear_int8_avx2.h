@@ -121,13 +121,13 @@ inline void dot_halves(const Block& block, int first, const int8_t* codes, int64
       const int b = (first + h) / 2, half = (first + h) % 2;
       const uint8_t* line = block.codes + b * block.code_stride + offset;
       if (half == 0 || H == 1)
-        for (int s = 0; s < kBits; ++s)
-          _mm_prefetch(reinterpret_cast<const char*>(line) + ahead + 64 * s, _MM_HINT_T0);
+        for (int s = 0; s < kBits; ++s) prefetch(line, ahead + 64 * s);
       __m256i dot[R];
       group_dots<R, kBits, kMin>(line + 32 * half, codes + g * kActGroup, k_stride, sums + g,
                                  g_stride, dot);
       const int64_t at =
           b * block.scale_stride + static_cast<int64_t>(g >> block.shift) * kBlockN + 8 * half;
+      if (half == 0 || H == 1) prefetch(block.scales + at, kScalePrefetchBytes);
       const __m256 s_w = load_half8(block.scales + at);
       for (int i = 0; i < R; ++i) {
         const __m256 s_a = _mm256_set1_ps(scales[i * g_stride + g]);
@@ -214,10 +214,12 @@ inline void dot_rows(const Block& block, const int8_t* codes, int64_t k_stride, 
         _mm256_storeu_ps(y + 8 * h, v);
       }
     }
-    if (!block.cached)
+    if (!block.cached) {
 #pragma GCC unroll 4
-      for (int s = 0; s < 4; ++s)
-        _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes + 64 * s, _MM_HINT_T0);
+      for (int s = 0; s < 4; ++s)  // into the first level: this code is long per line of codes
+        _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes / 2 + 64 * s,
+                     _MM_HINT_T0);
+    }
   }
 }
 #endif

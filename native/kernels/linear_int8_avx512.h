@@ -62,7 +62,7 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
         const uint8_t* p = line + b * block.code_stride;
-        _mm_prefetch(reinterpret_cast<const char*>(p) + ahead, _MM_HINT_T0);
+        prefetch(p, ahead);
         w[b] = _mm512_loadu_si512(p);
         w[b] = kBits == 4 ? _mm512_and_si512(w[b], low) : _mm512_xor_si512(w[b], flip);
       }
@@ -79,7 +79,9 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
     const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN;
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
-      const __m512 s_w = load_half16(block.scales + at + b * block.scale_stride);
+      const uint16_t* scale_row = block.scales + at + b * block.scale_stride;
+      prefetch(scale_row, kScalePrefetchBytes);
+      const __m512 s_w = load_half16(scale_row);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
         const float s_a = scales[i * g_stride + g];
