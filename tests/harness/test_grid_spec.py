@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,25 @@ def test_committed_specs_can_be_read(path: Path, monkeypatch: pytest.MonkeyPatch
     for name in re.findall(r"\$([A-Z_]+)", path.read_text()):
         monkeypatch.setenv(name, "a value")
     assert len(read_spec(path).arms) >= 2
+
+
+@pytest.mark.parametrize(
+    ("anonymous", "locked", "mode"),
+    [(30, 0, "mapped"), (1030, 0, "resident"), (30, 1000, "locked")],
+)
+def test_a_way_to_keep_weights_is_proved_by_memory(
+    anonymous: int, locked: int, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODEL", "a value")
+    settings = {"weights": "whatever it says", "weight_bytes": 1000, "locked_bytes": locked}
+    snapshots = [{"moment": "loaded", "anonymous": 10}, {"moment": "d", "anonymous": anonymous}]
+    document = {"arms": [{"settings": settings, "memory": {"snapshots": snapshots}}]}
+    output = Output(json.dumps(document), "")
+    found = {
+        arm.name: all(hold(probe, output).held for probe in arm.probes)
+        for arm in read_spec(GRIDS / "weights-mode.yaml").arms
+    }
+    assert found == {name: name == mode for name in ("mapped", "resident", "locked")}
 
 
 def test_what_is_no_file(tmp_path: Path) -> None:

@@ -9,14 +9,17 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import byte_model
 import pytest
 
+from edge_infer.checkpoint.convert import convert
 from edge_infer.errors import CheckpointError, ConfigError, ExecutionError, UnsupportedError
 from edge_infer.harness.bench import BenchOptions
-from edge_infer.harness.compare import CompareOptions
+from edge_infer.harness.compare import CompareOptions, compare
 from edge_infer.harness.identity import peer_identity
 from edge_infer.harness.peers import GGUF_PEERS, PEERS, open_peer, python_peer
 from edge_infer.harness.peers.python_peer import PythonPeer, find_baseline, parse_document
+from edge_infer.harness.report.markdown import page_plots, update
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 
@@ -95,6 +98,7 @@ def baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "print('a library says hello')\nprint(json.dumps(document))\nprint('and goodbye')\n"
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv(python_peer.VARIABLE, raising=False)
     return folder
 
 
@@ -112,6 +116,35 @@ def test_a_peer_is_run_with_the_same_measurement(baseline: Path, tmp_path: Path)
     build = peer.build()
     assert (build.name, build.version) == ("OpenVINO GenAI", "1.2")
     assert build.details == {"package": "1.2", "base": "3"}
+
+
+def test_environments_may_lie_elsewhere(baseline: Path, tmp_path: Path, monkeypatch) -> None:
+    elsewhere = tmp_path / "peers"
+    (baseline / "build").rename(tmp_path / "moved")
+    elsewhere.mkdir()
+    (tmp_path / "moved").rename(elsewhere / "openvino")
+    monkeypatch.setenv(python_peer.VARIABLE, "peers")
+    peer = open_peer("openvino")
+    assert isinstance(peer, PythonPeer) and peer.folder == baseline
+    run = peer.run(tmp_path, BenchOptions(model="m"), ())
+    assert run.command[0] == str(elsewhere / "openvino/venv/bin/python")
+
+
+def test_a_whole_comparison_is_a_row_of_a_page(baseline: Path, tmp_path: Path) -> None:
+    model = convert(byte_model.write_model(tmp_path / "hf"), tmp_path / "tiny-4bit", bits=4)
+    bench = BenchOptions(model=str(model), prompt_tokens=8, generate_tokens=2, repeat=1, threads=1)
+    found = compare(CompareOptions(bench, tmp_path / "hf", passes=3, peer="openvino"))
+    assert [len(c.ratio.samples) for c in found.comparisons] == [3, 3]
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "2026-01-01-compare-tiny-openvino-x.json").write_text(found.model_dump_json())
+    text = "<!-- plot: p.png *-compare-tiny-*.json -->\n<!-- end plot -->\n"
+    rows = [line for line in update(text, results).splitlines() if "OpenVINO GenAI" in line]
+    assert [row.split("|")[1].strip() for row in rows] == ["decode", "prefill"]
+    assert all("tiny-4bit, OpenVINO GenAI hf" in row for row in rows)
+    assert ["| 2.00 |" in rows[0], "| 10.0 |" in rows[1]] == [True, True]  # what GOOD says
+    ((name, image),) = page_plots(text, results)
+    assert name == "p.png" and image.startswith(b"\x89PNG")
 
 
 def test_a_peer_that_fails_is_an_error_with_its_words(baseline: Path, tmp_path: Path) -> None:
@@ -133,10 +166,10 @@ def test_other_output_is_an_error(text: str) -> None:
 
 def test_peers_that_are_absent_or_unknown_are_named(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(python_peer, "PYTHON", Path("build/nowhere/python"))
+    monkeypatch.setenv(python_peer.VARIABLE, "elsewhere")
     with pytest.raises(UnsupportedError) as caught:
         find_baseline("openvino")
-    assert "make baseline-openvino" in caught.value.remedy
+    assert "make baseline-openvino" in caught.value.remedy and "elsewhere" in caught.value.message
     with pytest.raises(ConfigError, match="'nobody'"):
         open_peer("nobody")
     assert {*PEERS} == {*GGUF_PEERS, *python_peer.PYTHON_PEERS}

@@ -30,7 +30,7 @@ def series(tmp_path: Path):
     python = programs / "python"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    for model in ("qwen3-1.7b", "qwen3-1.7b-4bit"):
+    for model in ("qwen3-1.7b", "qwen3-1.7b-4bit", "qwen3-0.6b", "qwen3-0.6b-4bit"):
         folder = tmp_path / "models" / model
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
@@ -93,6 +93,30 @@ def test_a_step_that_fails_does_not_take_the_others_along(series, tmp_path: Path
     assert done.returncode == 1
     assert "failed (exit status): profile (3) load (3)" in done.stderr
     assert len(ran) == 2
+
+
+def test_each_peer_has_an_artifact_and_one_that_fails_leaves_the_others(
+    series, tmp_path: Path
+) -> None:
+    for peer, converts in (("openvino", 'mkdir "$3"'), ("onnxruntime-genai", "exit 4")):
+        python = tmp_path / "peers" / peer / "venv/bin/python"
+        python.parent.mkdir(parents=True)
+        python.write_text(f"#!/bin/sh\n{converts}\n")
+        python.chmod(0o755)
+    builds = str(tmp_path / "peers")
+    done, ran = series("--quick", "peers", EDGE_INFER_PEERS_BUILD=builds)
+    assert done.returncode == 1 and "failed: onnxruntime-genai." in done.stderr
+    models = tmp_path / "models"
+    assert (models / "qwen3-0.6b-openvino").is_dir()
+    assert not (models / "qwen3-0.6b-onnxruntime-genai").exists()  # half a model is none
+    twins = [line.split("--peer-model ")[1].split()[0] for line in ran]
+    assert twins == [f"{models}/qwen3-0.6b-openvino", *[f"{models}/qwen3-0.6b"] * 2]
+    assert ["--peer vllm-cpu-eager " in line for line in ran] == [False, True, False]
+    names = {p.name.partition("-compare-")[2] for p in (tmp_path / "results").iterdir()}
+    tag = machine_tag()
+    assert names == {
+        f"qwen3-0.6b-{peer}-{tag}.json" for peer in ("openvino", "vllm-cpu-eager", "vllm-cpu")
+    }
 
 
 def test_unknown_words_are_refused(series) -> None:

@@ -11,6 +11,7 @@ import json
 import random
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from edge_infer.errors import EdgeInferError, ExecutionError
@@ -40,11 +41,20 @@ def info(llm: Any) -> dict[str, Any]:
             "kv_cache_tokens": runner.plan.tokens,
             "kv_cache_bytes": runner.pool.bytes,
             "weight_bytes": runner.weight_bytes,
+            "locked_bytes": locked_bytes(),
             "activation_bytes": runner.program.activation_bytes,
             "scratch_bytes": runner.program.scratch_bytes,
         },
         "weights_read_bytes": weights_read(runner.builder),
     }
+
+
+def locked_bytes() -> int:
+    """Memory of this process that mlock holds."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("VmLck:"):
+            return int(line.split()[1]) * 1024
+    return 0
 
 
 class Timer:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,9 @@ from edge_infer.harness.peers import PeerRun
 from edge_infer.harness.processes import run_program
 from edge_infer.harness.schema import EngineBuild
 
-PYTHON = Path("build/venv/bin/python")
+VARIABLE = "EDGE_INFER_PEERS_BUILD"
+"""The folder with the environments, NAME/venv, where they are not in baselines/NAME/build."""
+INTERPRETER = Path("venv/bin/python")
 # name: (what it is called, folder of baselines/, options of its bench.py)
 PYTHON_PEERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "openvino": ("OpenVINO GenAI", "openvino", ()),
@@ -29,17 +32,21 @@ PYTHON_PEERS: dict[str, tuple[str, str, tuple[str, ...]]] = {
 }
 
 
-def find_baseline(folder: str) -> Path:
-    """``baselines/FOLDER`` with its environment, from the working directory or this repository.
+def find_baseline(folder: str) -> tuple[Path, Path]:
+    """``baselines/FOLDER``, from the working directory or this repository, and the interpreter of
+    its environment: the one of $EDGE_INFER_PEERS_BUILD, else of the folder's own ``build``.
 
     Raises UnsupportedError where there is none.
     """
+    builds = os.environ.get(VARIABLE)
     for root in (Path.cwd(), *Path(__file__).resolve().parents):
         found = root / "baselines" / folder
-        if (found / PYTHON).exists() and (found / "bench.py").is_file():
-            return found
+        python = (Path(builds).absolute() / folder if builds else found / "build") / INTERPRETER
+        if python.exists() and (found / "bench.py").is_file():
+            return found, python
     raise UnsupportedError(
-        f"The peer {folder} is not installed.", remedy=f"Run make baseline-{folder}."
+        f"The peer {folder} is not installed{f' in {VARIABLE} = {builds}' if builds else ''}.",
+        remedy=f"Run make baseline-{folder}.",
     )
 
 
@@ -66,10 +73,12 @@ def parse_document(text: str) -> dict[str, Any]:
 
 @dataclass
 class PythonPeer:
-    """A peer in ``baselines/FOLDER``. ``flags``: further options of its bench.py."""
+    """A peer in ``baselines/FOLDER``, run by ``python``. ``flags``: further options of its
+    bench.py."""
 
     name: str
     folder: Path
+    python: Path
     flags: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -77,7 +86,7 @@ class PythonPeer:
 
     def run(self, model: Path, options: BenchOptions, cpus: Sequence[int]) -> PeerRun:
         """See :class:`edge_infer.harness.peers.Peer`."""
-        command = [str(self.folder / PYTHON), str(self.folder / "bench.py"), "--model", str(model)]
+        command = [str(self.python), str(self.folder / "bench.py"), "--model", str(model)]
         for option in ("prompt_tokens", "generate_tokens", "context", "sequences", "repeat"):
             command += ["--" + option.replace("_", "-"), str(getattr(options, option))]
         command += ["--threads", str(len(cpus)), *self.flags]
@@ -101,4 +110,4 @@ class PythonPeer:
 def open_peer(name: str) -> PythonPeer:
     """One of PYTHON_PEERS. Raises UnsupportedError where it is not installed."""
     title, folder, flags = PYTHON_PEERS[name]
-    return PythonPeer(title, find_baseline(folder), flags)
+    return PythonPeer(title, *find_baseline(folder), flags)
