@@ -35,20 +35,25 @@ inline Block block_of(const Matrix& w, int b) {
                           : 0};
 }
 
-// Into the second level: activations of several rows fill the first, which takes what it needs from
-// there in time.
-constexpr int64_t kPrefetchBytes = 16384;
-constexpr int64_t kScalePrefetchBytes = 4096;
+// A single row keeps up with memory, and wants its codes in the first level; with several rows the
+// activations fill that, and it takes from the second what it needs in time.
+constexpr int64_t kNearBytes = 8192;
+constexpr int64_t kFarBytes = 16384;
+constexpr int64_t kScaleBytes = 4096;
 
-inline void prefetch(const void* p, int64_t ahead) {
+inline void prefetch_near(const void* p, int64_t ahead) {
+  __builtin_prefetch(static_cast<const char*>(p) + ahead, 0, 3);
+}
+inline void prefetch_far(const void* p, int64_t ahead) {
   __builtin_prefetch(static_cast<const char*>(p) + ahead, 0, 2);
 }
 
-// How far ahead of `offset` in a block's codes to prefetch when `blocks` blocks are read side by
-// side: behind the end of the block its stream goes on `blocks` blocks further.
-inline int64_t prefetch_distance(const Block& block, int64_t offset, int blocks) {
-  if (blocks == 1 || offset + kPrefetchBytes < block.code_stride) return kPrefetchBytes;
-  return kPrefetchBytes + (blocks - 1) * block.code_stride;
+// The line that follows this one, at `offset` in its block's codes, when `blocks` blocks are read
+// side by side: behind the end of the block its stream goes on `blocks` blocks further.
+inline void prefetch_codes(const Block& block, const uint8_t* line, int64_t offset, int blocks) {
+  if (blocks == 1) return prefetch_near(line, kNearBytes);
+  const bool within = offset + kFarBytes < block.code_stride;
+  prefetch_far(line, kFarBytes + (within ? 0 : (blocks - 1) * block.code_stride));
 }
 
 // y[0..count) = acc (+ bias) (+ y), in this order.

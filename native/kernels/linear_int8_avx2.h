@@ -115,19 +115,18 @@ inline void dot_halves(const Block& block, int first, const int8_t* codes, int64
     for (int i = 0; i < R; ++i) v[h][i] = _mm256_setzero_ps();
   for (int g = 0; g < block.groups; ++g) {
     const int64_t offset = static_cast<int64_t>(g) * (kActGroup * kBits * 2);
-    const int64_t ahead = prefetch_distance(block, offset, B);
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
       const int b = (first + h) / 2, half = (first + h) % 2;
       const uint8_t* line = block.codes + b * block.code_stride + offset;
       if (half == 0 || H == 1)
-        for (int s = 0; s < kBits; ++s) prefetch(line, ahead + 64 * s);
+        for (int s = 0; s < kBits; ++s) prefetch_codes(block, line + 64 * s, offset, B);
       __m256i dot[R];
       group_dots<R, kBits, kMin>(line + 32 * half, codes + g * kActGroup, k_stride, sums + g,
                                  g_stride, dot);
       const int64_t at =
           b * block.scale_stride + static_cast<int64_t>(g >> block.shift) * kBlockN + 8 * half;
-      if (half == 0 || H == 1) prefetch(block.scales + at, kScalePrefetchBytes);
+      if (half == 0 || H == 1) prefetch_far(block.scales + at, kScaleBytes);
       const __m256 s_w = load_half8(block.scales + at);
       for (int i = 0; i < R; ++i) {
         const __m256 s_a = _mm256_set1_ps(scales[i * g_stride + g]);
@@ -216,9 +215,7 @@ inline void dot_rows(const Block& block, const int8_t* codes, int64_t k_stride, 
     }
     if (!block.cached) {
 #pragma GCC unroll 4
-      for (int s = 0; s < 4; ++s)  // into the first level: this code is long per line of codes
-        _mm_prefetch(reinterpret_cast<const char*>(line) + kPrefetchBytes / 2 + 64 * s,
-                     _MM_HINT_T0);
+      for (int s = 0; s < 4; ++s) prefetch_near(line, kNearBytes + 64 * s);
     }
   }
 }

@@ -45,7 +45,7 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
   const uint8_t* line = block.codes;
   for (int g = 0; g < block.groups; ++g) {
     const int8_t* a = codes + g * kActGroup;
-    const int64_t ahead = prefetch_distance(block, line - block.codes, B);
+    const int64_t offset = line - block.codes;
     __m512i dot[B][R];
 #pragma GCC unroll 16
     for (int i = 0; i < R; ++i) {
@@ -62,7 +62,7 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
         const uint8_t* p = line + b * block.code_stride;
-        prefetch(p, ahead);
+        prefetch_codes(block, p, offset, B);
         w[b] = _mm512_loadu_si512(p);
         w[b] = kBits == 4 ? _mm512_and_si512(w[b], low) : _mm512_xor_si512(w[b], flip);
       }
@@ -80,7 +80,7 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
       const uint16_t* scale_row = block.scales + at + b * block.scale_stride;
-      prefetch(scale_row, kScalePrefetchBytes);
+      prefetch_far(scale_row, kScaleBytes);
       const __m512 s_w = load_half16(scale_row);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
