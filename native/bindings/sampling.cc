@@ -39,12 +39,22 @@ uint64_t random_seed() {
   return static_cast<uint64_t>(device()) << 32 | device();
 }
 
-SampleResult sample(SamplingState& state, Logits logits, std::optional<Mask> mask) {
+void check_row(const SamplingState& state, const Logits& logits, const std::optional<Mask>& mask) {
   const auto vocab = static_cast<size_t>(state.vocab_size());
   check_length("logits", logits.size(), vocab);
   if (mask) check_length("mask", mask->size(), (vocab + 31) / 32);
+}
+
+SampleResult sample(SamplingState& state, Logits logits, std::optional<Mask> mask) {
+  check_row(state, logits, mask);
   nb::gil_scoped_release release;
   return state.sample(logits.data(), mask ? mask->data() : nullptr);
+}
+
+SampleResult pick(const SamplingState& state, Logits logits, std::optional<Mask> mask, bool again) {
+  check_row(state, logits, mask);
+  nb::gil_scoped_release release;
+  return state.pick(logits.data(), mask ? mask->data() : nullptr, again);
 }
 
 std::vector<SampleResult> rows_logprobs(LogitRows logits, Ids tokens, int best) {
@@ -120,6 +130,10 @@ void bind_sampling(nb::module_& m) {
            "Picks and counts a token. logits: f32 [vocab_size], unchanged. mask: uint32 "
            "[ceil(vocab_size/32)], bit i%32 of word i//32 allows token i. Raises ExecutionError on "
            "NaN or +inf logits and when no token is allowed; the state is then as before.")
+      .def("pick", &pick, "logits"_a, "mask"_a.none() = nb::none(), nb::kw_only(),
+           "again"_a = false,
+           "sample() without counting the token, which accept() does. again: with a draw that is "
+           "independent of the first one, for a token that turned out not to be allowed.")
       .def("accept", &SamplingState::accept, "token"_a,
            "Counts a token that was chosen elsewhere, and takes up its position.")
       .def_prop_ro("vocab_size", &SamplingState::vocab_size)

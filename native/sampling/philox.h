@@ -19,10 +19,11 @@ inline std::array<uint32_t, 4> philox(uint64_t key, std::array<uint32_t, 4> coun
   return counter;
 }
 
-// Uniform in [0, 1), 53 bits, for the token at `position` of a request.
-inline double uniform(uint64_t seed, uint64_t position) {
+// Uniform in [0, 1), 53 bits, for the token at `position` of a request; `draw` numbers independent
+// draws for one position.
+inline double uniform(uint64_t seed, uint64_t position, uint32_t draw) {
   const auto r = philox(
-      seed, {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0u, 0u});
+      seed, {static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), draw, 0u});
   const uint64_t bits = (static_cast<uint64_t>(r[0]) << 32 | r[1]) >> 11;
   return static_cast<double>(bits) * 0x1p-53;
 }

@@ -219,12 +219,12 @@ int32_t SamplingState::draw_any(const float* x, float max, float inv_temperature
   return chunk * kChunk + token;
 }
 
-int32_t SamplingState::choose(const float* x) const {
+int32_t SamplingState::choose(const float* x, bool again) const {
   const SamplingParams& p = params_;
   if (p.temperature < kGreedyBelow || p.top_k == 1) return kernels_.argmax(x, vocab_size_);
   const float max = kernels_.reduce_max(x, vocab_size_);
   if (!std::isfinite(max)) return kernels_.argmax(x, vocab_size_);  // refused by the caller
-  const double u = uniform(params_.seed, position_);
+  const double u = uniform(params_.seed, position_, again ? 1 : 0);
   const auto inv_temperature = static_cast<float>(1.0 / p.temperature);
   const bool by_k = p.top_k > 0 && p.top_k < vocab_size_;
   const bool by_p = p.top_p < 1.0;
@@ -258,10 +258,16 @@ int32_t SamplingState::choose(const float* x) const {
 }
 
 SampleResult SamplingState::sample(const float* logits, const uint32_t* mask) {
+  SampleResult result = pick(logits, mask, false);
+  accept(result.token);
+  return result;
+}
+
+SampleResult SamplingState::pick(const float* logits, const uint32_t* mask, bool again) const {
   if (!kernels_.all_finite(logits, vocab_size_)) refuse(logits, vocab_size_);
   const float* x = adjust(logits, mask);
   SampleResult result;
-  result.token = choose(x);
+  result.token = choose(x, again);
   if (!std::isfinite(x[result.token])) {
     const std::string of = " of " + std::to_string(vocab_size_) + " tokens";
     if (x[result.token] > 0.0f)
@@ -273,7 +279,6 @@ SampleResult SamplingState::sample(const float* logits, const uint32_t* mask) {
   }
   if (params_.num_logprobs >= 0)
     add_logprobs(kernels_, logits, vocab_size_, params_.num_logprobs, result);
-  accept(result.token);
   return result;
 }
 

@@ -44,6 +44,9 @@ class SamplingState {
   // Throws Error("execution_failed") on NaN or +inf logits, and when no token is allowed; the state
   // is then unchanged. Takes no lock: one thread at a time may use a state.
   SampleResult sample(const float* logits, const uint32_t* mask);
+  // The same without counting the token. `again`: with a draw that is independent of the first one,
+  // for a token that somebody else found not allowed.
+  SampleResult pick(const float* logits, const uint32_t* mask, bool again) const;
   void accept(int32_t token);  // counts a token that was chosen elsewhere
 
   int vocab_size() const { return vocab_size_; }
@@ -60,7 +63,7 @@ class SamplingState {
   void check_id(int32_t id, const char* what) const;
   Seen& seen(int32_t id);
   const float* adjust(const float* logits, const uint32_t* mask) const;
-  int32_t choose(const float* x) const;
+  int32_t choose(const float* x, bool again) const;
   int32_t draw_any(const float* x, float max, float inv_temperature, double u) const;
 
   int vocab_size_;

@@ -168,6 +168,13 @@ class Letters:
             words[token // 32] = 1 << (token % 32)
         return words
 
+    def allows(self, token: int) -> bool:
+        if self.bad == "allows":
+            raise ValueError("a broken grammar")
+        return self.bad not in ("mask", "nothing") and bool(
+            self.mask()[token // 32] >> (token % 32) & 1
+        )
+
     def accept(self, token: int) -> None:
         if self.bad == "accept":
             raise ValueError("a broken grammar")
@@ -205,7 +212,7 @@ def test_a_constraint_decides(engine, bad) -> None:
     assert len(made) == 2
 
 
-@pytest.mark.parametrize("bad", ["mask", "accept", "nothing"])
+@pytest.mark.parametrize("bad", ["mask", "allows", "accept", "nothing"])
 def test_a_constraint_that_fails_ends_only_its_request(llm, engine, bad) -> None:
     want = llm.generate("Hello", GREEDY)[0].outputs[0].token_ids
 

@@ -120,6 +120,9 @@ def test_with_a_constraint(llm, plain) -> None:
             words[1] = 0b111
             return words
 
+        def allows(self, token: int) -> bool:
+            return token in (32, 33, 34)
+
         def accept(self, token: int) -> None:
             assert token in (32, 33, 34)
             self.count += 1

@@ -250,6 +250,30 @@ def test_a_seed_and_position_decide() -> None:
     assert all(r == run(7) for r in results)
 
 
+def test_a_pick_counts_nothing_and_a_second_draw_is_independent() -> None:
+    n, allowed = 64, 20
+    logits = rand(n, seed=4, scale=1.0)
+    logits[allowed:] += 1.0  # most draws are not allowed
+    mask = np.array([(1 << allowed) - 1, 0], np.uint32)
+    state = _native.SamplingState(n, seed=11)
+    counts = np.zeros(n)
+    for _ in range(20_000):
+        result = state.pick(logits)
+        assert result.token == state.pick(logits, again=False).token  # nothing was counted
+        if result.token >= allowed:
+            result = state.pick(logits, mask, again=True)
+        counts[result.token] += 1
+        state.accept(result.token)
+    assert counts[allowed:].sum() == 0
+    p = np.exp(logits[:allowed].astype(np.float64))
+    p /= p.sum()
+    chi = (((counts[:allowed] - 20_000 * p) ** 2) / (20_000 * p)).sum()
+    assert chi < 45  # 19 degrees of freedom: 0.07 % of sound generators are beyond
+    twin = _native.SamplingState(n, seed=11)
+    assert twin.sample(logits).token == _native.SamplingState(n, seed=11).pick(logits).token
+    assert (twin.position, state.position) == (1, 20_000)
+
+
 @pytest.mark.parametrize("temperature", [0.0, 1e-6])
 def test_greedy_takes_the_first_of_equals(temperature: float) -> None:
     logits = rand(VOCAB, seed=1)

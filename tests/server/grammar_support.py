@@ -130,7 +130,11 @@ def generate(tokenizer, constraint, logits: np.ndarray, seed: int, max_tokens: i
     )
     ids: list[int] = []
     while len(ids) < max_tokens:
-        token = int(state.sample(logits, constraint.mask()).token)
+        mask = constraint.mask()
+        token = int(state.sample(logits, mask).token)
+        check_allows(
+            tokenizer, constraint, mask, len(logits), [token, (seed + len(ids)) % len(logits)]
+        )
         if token in tokenizer.eos_token_ids:
             return ids, True
         constraint.accept(token)
@@ -138,6 +142,16 @@ def generate(tokenizer, constraint, logits: np.ndarray, seed: int, max_tokens: i
         if constraint.finished():
             return ids, True
     return ids, False
+
+
+def check_allows(tokenizer: Tokenizer, constraint, mask, vocab_size: int, more: list[int]) -> None:
+    """The answer about single tokens is that of the mask: for ``more``, the special ones, some at
+    random, and a row of the head that is no token."""
+    rng = np.random.default_rng(sum(more))
+    probes = {*more, *tokenizer.special_ids, *rng.integers(0, vocab_size, 5), vocab_size - 1}
+    for token in map(int, probes):
+        allowed = bool(mask[token // 32] >> (token % 32) & 1)
+        assert constraint.allows(token) == allowed, (token, tokenizer.decode([token]))
 
 
 def may_end(tokenizer: Tokenizer, constraint) -> bool:

@@ -36,6 +36,9 @@ class TokenConstraint(Protocol):
         """Which tokens may come next: uint32 words [ceil(vocab / 32)], bit ``t % 32`` of word
         ``t // 32`` set where token ``t`` is allowed (EOS too); None allows all."""
 
+    def allows(self, token: int) -> bool:
+        """Whether the mask has this token: asked before the mask, which may cost much more."""
+
     def accept(self, token: int) -> None:
         """Takes the token that was chosen. Not called for the EOS or stop token that ends it."""
 
@@ -161,7 +164,7 @@ class Request:
     def take(self, logits: Any, now: float) -> None:
         """Samples the next token from ``logits`` [vocab], and ends the request where it should
         end. Raises ExecutionError, with nothing taken, when no token can be chosen."""
-        result = self.sampler.sample(logits, self._allowed(logits))
+        result = self._choose(logits)
         token = int(result.token)
         self.tokens.append(token)
         if self.metrics.first_token is None:
@@ -184,6 +187,18 @@ class Request:
             self.finish("stop")
         elif count >= self.max_tokens:
             self.finish("length")
+
+    def _choose(self, logits: Any) -> Any:
+        """Samples a token and counts it. With a constraint the token is drawn from all first: the
+        mask is needed only where it is not allowed, and the second draw is another one, so each
+        token has the probability that a draw under the mask gives it."""
+        if self.constraint is None:
+            return self.sampler.sample(logits, self._kept_out(logits))
+        result = self.sampler.pick(logits, self._kept_out(logits))
+        if not self.constraint.allows(int(result.token)):
+            result = self.sampler.pick(logits, self._allowed(logits), again=True)
+        self.sampler.accept(result.token)
+        return result
 
     def _constraint_ends(self, token: int) -> bool:
         if self.constraint is None:

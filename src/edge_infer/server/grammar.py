@@ -81,9 +81,10 @@ class GrammarSpec:
 class GrammarConstraint:
     """One output's place in its grammar; a ``TokenConstraint`` of the engine."""
 
-    def __init__(self, matcher: LLMatcher, words: int) -> None:
+    def __init__(self, matcher: LLMatcher, words: int, tokens: int) -> None:
         self._matcher = matcher
         self._mask = np.zeros(words, np.uint32)
+        self._tokens = tokens  # of the tokenizer; the head may have more rows
 
     def mask(self) -> np.ndarray:
         """uint32 [ceil(vocab / 32)], bit set: the token may follow. The array is used again by the
@@ -91,6 +92,12 @@ class GrammarConstraint:
         self._matcher.unsafe_compute_mask_ptr(self._mask.ctypes.data, self._mask.nbytes)
         self._check()
         return self._mask
+
+    def allows(self, token: int) -> bool:
+        """Whether :meth:`mask` has the token, in microseconds. Raises ExecutionError likewise."""
+        allowed = token < self._tokens and bool(self._matcher.validate_tokens([token]))
+        self._check()
+        return allowed
 
     def accept(self, token: int) -> None:
         """Takes the token that was chosen. Raises ExecutionError when it is not allowed."""
@@ -161,7 +168,8 @@ class GrammarCompiler:
             else:
                 self._compiled.move_to_end(source)
         words = -(-self._vocab_size // 32)
-        return lambda: GrammarConstraint(matcher.deep_copy(), words)
+        tokens = min(self._vocab_size, self._tokenizer.vocab_size)
+        return lambda: GrammarConstraint(matcher.deep_copy(), words, tokens)
 
     def _matcher(self, source: str, spec: GrammarSpec) -> LLMatcher:
         from llguidance import LLMatcher
