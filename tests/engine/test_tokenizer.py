@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from tokenizer_samples import bpe_fields, spm_fields
@@ -138,3 +142,37 @@ def test_unknown_decoder_is_refused(folder):
 def test_lone_surrogates_are_refused(tokenizer, parse_special):
     with pytest.raises(ConfigError, match="surrogate"):
         tokenizer.encode("a\ud800b", parse_special=parse_special)
+
+
+def test_threads_encode_each_in_their_own_mode(tokenizer) -> None:
+    special = next(tokenizer.token_bytes(i, False).decode() for i in sorted(tokenizer.special_ids))
+    texts = [f"say {special} {i}" for i in range(4)]
+    want = {
+        (t, parse): tokenizer.encode(t, add_special_tokens=False, parse_special=parse)
+        for t in texts
+        for parse in (True, False)
+    }
+    assert all(want[t, True] != want[t, False] for t in texts)
+
+    def run(seed: int) -> int:
+        order = list(want) * 40
+        random.Random(seed).shuffle(order)
+        return sum(
+            tokenizer.encode(t, add_special_tokens=False, parse_special=parse) == want[t, parse]
+            for t, parse in order
+        )
+
+    with ThreadPoolExecutor(6) as pool:
+        assert set(pool.map(run, range(6))) == {40 * len(want)}
+
+
+def test_a_long_text_leaves_the_interpreter_to_others(tokenizer) -> None:
+    text = " ".join(f"word{i} und {i * 7919}" for i in range(40_000))
+    tokenizer.encode("x")
+    encoding = threading.Thread(target=tokenizer.encode, args=(text,))
+    encoding.start()
+    ticks = 0
+    while encoding.is_alive():
+        time.sleep(0.0005)
+        ticks += 1
+    assert ticks > 20  # one or two where the library keeps the lock

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from edge_infer.device.usage import give_back_heap, heap_use
@@ -47,10 +49,11 @@ class LibraryBackend:
         self.heap_bytes = max(0, heap_use().total - before)
         self._library.no_truncation()
         self._library.no_padding()
-        self._lock = threading.Lock()
+        self._modes = _Modes()
         added = self._library.get_added_tokens_decoder()
         self._added = {i: t.content.encode() for i, t in added.items()}
         self.special_ids = frozenset(i for i, t in added.items() if t.special)
+        self._special_starts = {added[i].content[:1] for i in self.special_ids}
         self.size = max(self._library.get_vocab_size(), max(added, default=-1) + 1)
         self._byte_level, self.dummy_prefix = self._decoder_kind()
         self._byte_of_char = byte_of_char() if self._byte_level else {}
@@ -58,14 +61,16 @@ class LibraryBackend:
 
     def encode(self, text: str, add_special_tokens: bool, parse_special: bool) -> list[int]:
         text.encode()  # a lone surrogate: UnicodeEncodeError, where the library says TypeError
-        if parse_special:
-            return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
-        with self._lock:  # a mode of the shared object
-            self._library.encode_special_tokens = True
-            try:
-                return list(self._library.encode(text, add_special_tokens=add_special_tokens).ids)
-            finally:
-                self._library.encode_special_tokens = False
+        # Text that no special token can begin in needs no change of mode, and no wait for others.
+        plain = not parse_special and not self._special_starts.isdisjoint(text)
+        with self._modes.use(plain, self._set_plain):
+            # encode() holds the interpreter's lock, for a second where a text is long; a batch does
+            # not.
+            (encoded,) = self._library.encode_batch([text], add_special_tokens=add_special_tokens)
+        return list(encoded.ids)
+
+    def _set_plain(self, plain: bool) -> None:
+        self._library.encode_special_tokens = plain
 
     def bytes_of(self, token_id: int) -> bytes:
         """The bytes that the token adds to the text."""
@@ -116,3 +121,30 @@ class LibraryBackend:
             f"tokenizer.json has the decoder {' + '.join(map(str, kinds)) or 'none'}; supported are"
             " ByteLevel, Metaspace and SentencePiece's Replace + ByteFallback + Fuse + Strip."
         )
+
+
+class _Modes:
+    """Use of an object that has a mode: by many at a time in the same one, in turn otherwise."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._changed = threading.Condition()
+        self._users = 0
+        self._mode = False
+
+    @contextmanager
+    def use(self, mode: bool, switch: Callable[[bool], None]) -> Iterator[None]:
+        """``switch`` is called while nobody uses the object."""
+        with self._turn, self._changed:
+            while self._users and self._mode != mode:
+                self._changed.wait()
+            if self._mode != mode:
+                switch(mode)
+                self._mode = mode
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._users -= 1
+                self._changed.notify()
