@@ -2,6 +2,8 @@
 """What the server promises beside throughput, each with a server of its own that is started here.
 
     python benchmarks/serving.py gap MODEL          # gaps of streams while a long prompt comes
+    python benchmarks/serving.py gap MODEL --embeddings 2048 --prompt-tokens 16384
+                                                    # ... while so many texts are embedded
     python benchmarks/serving.py speculation MODEL  # gain and cost of --speculative ngram
     python benchmarks/serving.py start MODEL        # process start to /health, and to a first token
 
@@ -31,7 +33,9 @@ from edge_infer.harness.schema import Arm, Artifact
 def options(args: argparse.Namespace, model: str) -> Any:
     serve = tuple(args.serve)
     if args.what == "gap":
-        return gap.GapOptions(model, args.streams, args.prompt_tokens, args.repeat, serve)
+        return gap.GapOptions(
+            model, args.streams, args.prompt_tokens, args.repeat, serve, args.embeddings
+        )
     if args.what == "speculation":
         return speculation.SpeculationOptions(model, args.repeat, args.generate_tokens, serve)
     return start.StartOptions(model, args.repeat, serve)
@@ -64,6 +68,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--streams", type=int, default=3, help="of gap")
     parser.add_argument("--prompt-tokens", type=int, default=4096, help="of gap")
+    parser.add_argument("--embeddings", type=int, default=0, help="of gap: inputs, not a prompt")
     parser.add_argument("--generate-tokens", type=int, default=128, help="of speculation")
     parser.add_argument("--output", type=Path)
     args = parser.parse_args(arguments)

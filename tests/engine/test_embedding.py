@@ -89,3 +89,43 @@ def test_embeddings_beside_generations(model, engine, llm) -> None:
         await small.aclose()
 
     asyncio.run(tight())
+
+
+def test_embeddings_share_a_chunk_with_prompts(llm, engine, monkeypatch) -> None:
+    """Streams wait for one chunk a step, whatever is embedded and prefilled beside them."""
+    runner, chunk = llm.runner, llm.runner.builder.max_rows
+    steps: list[dict[str, list[int]]] = []
+
+    def watch(name: str, begins: bool) -> None:
+        run = getattr(runner, name)
+
+        def watched(pieces):
+            if begins or not steps:
+                steps.append({"run": [], "hidden_states": []})
+            steps[-1][name] += [p.rows for p in pieces]
+            return run(pieces)
+
+        monkeypatch.setattr(runner, name, watched)
+
+    watch("run", True)
+    watch("hidden_states", False)
+
+    async def main() -> None:
+        long = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
+        with llm.lock:  # no step until all of them are there
+            streams = [engine.generate([5 + i] * 4, long) for i in range(3)]
+            embedded = asyncio.ensure_future(engine.embed([[9, 8, i] * 150 for i in range(6)]))
+            while engine.stats().waiting < 4:
+                await asyncio.sleep(0.01)
+            prompts = [engine.generate([30 + i] * 450, GREEDY) for i in range(3)]
+        await embedded
+        for s in [*streams, *prompts]:
+            await read(s)
+        await settle(engine)
+
+    asyncio.run(main())
+    both = [s for s in steps if s["hidden_states"] and max(s["run"], default=0) > 1]
+    assert sum(s["run"].count(1) == 3 for s in both) >= 3  # the streams among them
+    for s in both:
+        assert sum(s["run"]) + sum(s["hidden_states"]) <= chunk
+        assert sum(s["hidden_states"]) >= chunk // 3

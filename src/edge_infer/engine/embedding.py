@@ -43,9 +43,10 @@ class EmbeddingJob:
     def finished(self) -> bool:
         return len(self.vectors) == len(self.prompt_tokens)
 
-    def step(self, runner: ModelRunner) -> None:
-        """Computes up to one chunk of rows; none when the pool has no room at the moment."""
-        pieces = self._compose(runner)
+    def step(self, runner: ModelRunner, rows: int | None = None) -> None:
+        """Computes up to ``rows`` rows, None for a whole chunk; none when the pool has no room at
+        the moment."""
+        pieces = self._compose(runner, runner.builder.max_rows if rows is None else rows)
         if not pieces:
             return
         parts = self._running[: len(pieces)]
@@ -68,12 +69,11 @@ class EmbeddingJob:
                 self._blocks.free(r.blocks)
         self._running = []
 
-    def _compose(self, runner: ModelRunner) -> list[Piece]:
+    def _compose(self, runner: ModelRunner, room: int) -> list[Piece]:
         """Pieces of the first running prompts, in order, with their blocks reserved."""
         self._blocks = runner.blocks
         pieces: list[Piece] = []
-        room = runner.builder.max_rows
-        while room:
+        while room > 0:
             new = len(pieces) == len(self._running)
             if new and not self._waiting:
                 break

@@ -53,6 +53,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # both oldest first
         self.running: list[Request] = []
         self.counters = counters if counters is not None else Counters()
+        self.step_rows = 0  # of the last step
         self._arrivals = itertools.count()
 
     def add(self, request: Request) -> None:
@@ -81,9 +82,11 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def step(self) -> list[Request]:
-        """Runs one step and returns the requests that got a token, or ended, in it."""
-        shares = self._compose()
+    def step(self, *, half: bool = False) -> list[Request]:
+        """Runs one step and returns the requests that got a token, or ended, in it. ``half``:
+        prompts get half of the rows that decodes leave; the rest is for other work."""
+        shares = self._compose(half)
+        self.step_rows = sum(s.rows + len(s.guess) for s in shares)
         if not shares:
             # Blocks that others hold, as embeddings do, come back by themselves.
             if self.busy and not self.runner.blocks.used_blocks():
@@ -175,7 +178,7 @@ class Scheduler:
         every = bool(share.guess) or r.scoring
         return Piece(tokens, r.computed, count, r.prompt_length, r.blocks, last, every)
 
-    def _compose(self) -> list[_Share]:
+    def _compose(self, half: bool) -> list[_Share]:
         """Shares of the next step, with their blocks reserved. When the pool is full the youngest
         running request gives its blocks back and starts again later."""
         shares: list[_Share] = []
@@ -189,7 +192,8 @@ class Scheduler:
         prompts = [r for r in self.running if r not in decoding]
         for r in prompts:
             self._adopt_more(r)
-        counts = divide(self.runner.builder.max_rows - len(shares), [r.left for r in prompts])
+        room = self.runner.builder.max_rows - len(shares)
+        counts = divide(-(-room // 2) if half else room, [r.left for r in prompts])
         scored = self.runner.scored_rows
         for r, count in zip(prompts, counts, strict=True):
             if r.scoring:

@@ -151,7 +151,8 @@ class ServingEngine:
     async def embed(self, prompts: Sequence[Prompt], pooling: str = "mean") -> list[np.ndarray]:
         """``LLM.embed``, a chunk between the steps of what else runs. Cancelling the task that
         waits ends it."""
-        job = self.llm.embedding_job(prompts, pooling)
+        # A thread looks at every token: there may be a million.
+        job = await asyncio.to_thread(self.llm.embedding_job, prompts, pooling)
         future: Future[EmbeddingJob] = Future()
         self._accept(1)
         self._command(lambda: self._embeddings.append((job, future)))
@@ -296,22 +297,27 @@ class ServingEngine:
         return bool(self._live or self._embeddings)
 
     def _step(self) -> None:
-        """One step of the scheduler, then one chunk of an embedding, in a model that may have to
-        be loaded first."""
+        """One step of the scheduler, then rows of an embedding, in a model that may have to be
+        loaded first. The two share the rows of one chunk, so that a stream waits no longer than it
+        does beside a long prompt."""
+        rows = 0
         try:
             scheduler = self.llm.scheduler
             new, self._new = self._new, []
             for r in new:
                 scheduler.add(r)
             if self._live:
-                scheduler.step()
+                scheduler.step(half=bool(self._embeddings))
+                rows = scheduler.step_rows
         except Exception as e:
             self._fail(_as_error(e))
         if self._embeddings:
             job, future = self._embeddings[0]
             try:
                 if not future.cancelled():
-                    self.llm.step_embedding(job)
+                    chunk = self.llm.runner.builder.max_rows
+                    # An eighth at least: decodes may fill a chunk, for minutes.
+                    self.llm.step_embedding(job, max(1, chunk - rows, chunk // 8))
                 if job.finished or future.cancelled():
                     self._end_embedding(None)
             except Exception as e:

@@ -1,5 +1,5 @@
-"""What a long prompt does to those who are being answered: the gaps between their tokens while it
-is prefilled, against the step of a full chunk."""
+"""What a long prompt, or a call that embeds thousands of texts, does to those who are being
+answered: the gaps between their tokens meanwhile, against the step of a full chunk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ BAR = 3.0
 @dataclass(frozen=True)
 class GapOptions:
     """``streams`` clients are answered while a prompt of ``prompt_tokens`` comes, ``repeat``
-    times."""
+    times. With ``embeddings`` a call of ``/v1/embeddings`` comes instead, of so many inputs that
+    have as many tokens together."""
 
     model: str
     streams: int = 3
@@ -31,11 +32,16 @@ class GapOptions:
     repeat: int = 5
     serve: tuple[str, ...] = ()
     """Further options of ``edge-infer serve``."""
+    embeddings: int = 0
 
     def __post_init__(self) -> None:
         for name, least in (("streams", 1), ("prompt_tokens", 64), ("repeat", 1)):
             if getattr(self, name) < least:
                 raise ConfigError(f"{name} = {getattr(self, name)}; {least} or more is needed.")
+        if not 0 <= self.embeddings <= min(2048, self.prompt_tokens):
+            raise ConfigError(
+                f"embeddings = {self.embeddings}; at most 2048, and one a prompt token."
+            )
 
 
 @dataclass(frozen=True)
@@ -94,9 +100,16 @@ async def measure(options: GapOptions) -> list[Metric]:
 
 
 async def _long(served: Served, options: GapOptions, ids: random.Random) -> TokenAnswer:
-    """A prompt of random words and its first token; arrivals count from when it was sent."""
+    """A prompt of random words and its first token, or the vectors of as many words; arrivals count
+    from when it was sent."""
     prompt = ids.choices(served.words, k=options.prompt_tokens)
     sent = time.monotonic()
+    if options.embeddings:
+        each = options.prompt_tokens // options.embeddings
+        inputs = [prompt[i * each : (i + 1) * each] for i in range(options.embeddings)]
+        response = await served.client.post("embeddings", json={"input": inputs})
+        response.raise_for_status()
+        return TokenAnswer(sent, arrivals=[time.monotonic() - sent])
     answer = await served.complete(TokenAnswer(sent), prompt=prompt, max_tokens=1)
     answer.arrivals = [t - sent for t in answer.arrivals]
     return answer

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
+import numpy as np
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from pydantic_core import to_json
+from starlette.responses import Response
 
 from edge_infer.server.context import ServerContext, context_of
 from edge_infer.server.protocol.embeddings import EmbeddingRequest, embedding_document
@@ -23,10 +26,18 @@ async def embeddings(body: EmbeddingRequest, request: Request) -> Response:
     prompts = await asyncio.to_thread(_encode, context, body)
     pooling = body.pooling or context.config.pooling
     vectors = await unless_gone(request, context.engine.embed(prompts, pooling))
-    data = [embedding_document(v, i, body.encoding_format) for i, v in enumerate(vectors)]
     tokens = sum(map(len, prompts))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
-    return JSONResponse({"object": "list", "model": model, "data": data, "usage": usage})
+    head = {"object": "list", "model": model, "usage": usage}
+    text = await asyncio.to_thread(_render, head, vectors, body.encoding_format)
+    return Response(text, media_type="application/json")
+
+
+def _render(head: dict[str, Any], vectors: list[np.ndarray], encoding: str | None) -> bytes:
+    """The answer as JSON. Vector by vector: millions of numbers in one call would hold the
+    interpreter's lock, and every stream, for seconds."""
+    data = b",".join(to_json(embedding_document(v, i, encoding)) for i, v in enumerate(vectors))
+    return to_json(head)[:-1] + b',"data":[' + data + b"]}"
 
 
 def _encode(context: ServerContext, body: EmbeddingRequest) -> list[list[int]]:
