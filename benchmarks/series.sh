@@ -37,7 +37,7 @@ if [ -n "$quick" ]; then
 else
   passes=${PASSES:-5} generate=64 repeat=2
 fi
-export EDGE_INFER_LLAMA_BENCH=$llama/bin/llama-bench MODELS=$models LLAMACPP_BUILD=$llama PASSES=$passes
+export EDGE_INFER_LLAMA_BENCH=$llama/bin/llama-bench MODELS=$models LLAMACPP_BUILD=$llama PASSES=$passes RESULTS=$results
 mkdir -p "$models" "$results"
 
 # Minutes on two cores (Zen 4, two threads, llama.cpp prefilling 50 tok/s): quick, full; 0: not in

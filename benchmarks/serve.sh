@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
 # The server beside llama-server, as a grid: both arms in every pass, in turn.
 #   serve.sh [SECONDS of each number of clients (120)]     MODELS, LLAMACPP_BUILD and PASSES as in
-#   series.sh; ONLY=demo or ONLY=qwen for one of the two models
+#   series.sh, as RESULTS, where the artifacts go; ONLY=demo or ONLY=qwen for one of the two models
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=${1:-120}
 models=${MODELS:-build/bench}
 export LLAMA_SERVER=${LLAMACPP_BUILD:-$PWD/baselines/llamacpp/build}/bin/llama-server
 only=${ONLY:-demo qwen}
+results=${RESULTS:-benchmarks/results}
+mkdir -p "$models" "$results"
 tag=$(python -m edge_infer.harness.machine_tag)
 source benchmarks/new_name.sh
 
@@ -56,7 +58,7 @@ grid() {  # NAME OURS THEIRS SLOTS CLIENTS...
     echo "metrics:"
     metrics "$@"
   } >"$spec"
-  edge-infer grid "$spec" --output "$(new_name "benchmarks/results/$(date -u +%F)-$name-$tag")"
+  edge-infer grid "$spec" --output "$(new_name "$results/$(date -u +%F)-$name-$tag")"
 }
 
 for one in $only; do

@@ -123,3 +123,16 @@ def test_unknown_words_are_refused(series) -> None:
     for word in ("nonsense", "--fast"):
         done, ran = series(word)
         assert done.returncode == 2 and word in done.stderr and ran == []
+
+
+def test_servers_under_load_write_where_the_others_do(series, tmp_path: Path) -> None:
+    for _ in range(2):
+        done, ran = series("serve", ONLY="qwen")
+        assert done.returncode == 0, done.stderr
+        assert len(ran) == 1 and ran[0].startswith("grid ")
+    tag = machine_tag()
+    names = sorted(file.name for file in (tmp_path / "results").iterdir())
+    assert [name.partition("-serve")[2] for name in names] == [
+        f"-qwen3-1.7b-{tag}-2.json",
+        f"-qwen3-1.7b-{tag}.json",
+    ]
