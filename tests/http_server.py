@@ -14,8 +14,8 @@ import httpx
 from edge_infer import LLM
 from edge_infer.engine.serving import ServingEngine
 from edge_infer.server import process
-from edge_infer.server.app import create_app
 from edge_infer.server.config import ServerConfig
+from edge_infer.server.front import Front
 
 
 class RunningServer:
@@ -42,16 +42,16 @@ def running(
     """Serves ``model``; ``options`` are the LLM's."""
     llm = LLM(model, **{"threads": 1, **options})
     engine = ServingEngine(llm, max_waiting=max_waiting)
-    app = create_app(engine, config or ServerConfig(model_names=("tiny",)))
+    front = Front(engine, config or ServerConfig(model_names=("tiny",)))
     sock = process.bind("127.0.0.1", 0)
-    server = process.Server(app)
+    server = process.Server(front)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive(), "the server ended while it started"
             threading.Event().wait(0.01)
-        running = RunningServer(process.address_of(sock), app.state.context)
+        running = RunningServer(process.address_of(sock), front.context)
         with running.http:
             yield running
     finally:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from edge_infer.cli import common
 from edge_infer.cli.__main__ import main
+from edge_infer.cli.commands import COMMANDS, make_app
 from edge_infer.errors import CapacityError
 
 
@@ -20,6 +21,24 @@ def test_help_lists_commands(cli) -> None:
     result = cli("--help")
     assert result.returncode == 0
     assert "device" in result.stdout
+
+
+def test_a_command_alone_is_the_same_command() -> None:
+    runner = CliRunner()
+    whole = make_app()
+    for name in COMMANDS:
+        alone = runner.invoke(make_app(name), [name, "--help"], prog_name="edge-infer")
+        assert alone.exit_code == 0
+        assert alone.output == runner.invoke(whole, [name, "--help"], prog_name="edge-infer").output
+
+
+def test_a_command_imports_no_other() -> None:
+    program = (
+        "import sys; from edge_infer.cli.commands import make_app; make_app('serve'); "
+        "print([m for m in sys.modules if m.startswith('edge_infer.cli.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert "edge_infer.cli.serve" in done.stdout and "edge_infer.cli.grid" not in done.stdout
 
 
 def test_no_command_is_a_usage_error(cli) -> None:
@@ -130,10 +149,10 @@ def test_memory_that_is_used_up_has_a_name() -> None:
 def test_interrupt_while_importing(monkeypatch, capsys) -> None:
     class Interrupting:
         def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-            if name == "edge_infer.cli.main":
+            if name == "edge_infer.cli.commands":
                 raise KeyboardInterrupt
 
-    monkeypatch.delitem(sys.modules, "edge_infer.cli.main", raising=False)
+    monkeypatch.delitem(sys.modules, "edge_infer.cli.commands", raising=False)
     monkeypatch.setattr(sys, "meta_path", [Interrupting(), *sys.meta_path])
     with pytest.raises(SystemExit, match="130"):
         main()

@@ -72,6 +72,17 @@ def test_gaps_of_streams(model, tmp_path, monkeypatch) -> None:
     assert found.parameters["serve"] == "--threads=1"
 
 
+def test_gaps_of_streams_beside_embeddings(model, tmp_path, monkeypatch) -> None:
+    output = tmp_path / "gap.json"
+    options = ["--repeat", "1", "--streams", "2", "--prompt-tokens", "4000", "--embeddings", "500"]
+    script(monkeypatch, "gap", str(model), *options, "--output", str(output), "--", "--threads=1")
+    found = read_artifact(output).artifact
+    assert found.parameters["embeddings"] == 500
+    assert found.arms[0].metric("gap.worst").median > 0
+    with pytest.raises(ConfigError, match="embeddings = 5000"):
+        gap.GapOptions("m", embeddings=5000)
+
+
 def test_speculation_keeps_the_answers(model, tmp_path, monkeypatch) -> None:
     output = tmp_path / "speculation.json"
     options = ["--repeat", "3", "--generate-tokens", "24", "--output", str(output)]
@@ -84,8 +95,9 @@ def test_speculation_keeps_the_answers(model, tmp_path, monkeypatch) -> None:
 
 
 def test_a_start_ends_with_its_first_token(model) -> None:
-    health, token = asyncio.run(start.measure(start.StartOptions(str(model), 1)))
+    health, cpu, token = asyncio.run(start.measure(start.StartOptions(str(model), 1)))
     assert 0 < health.median < token.median
+    assert cpu.name == "start.health_cpu" and cpu.median > 0.05
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path) -> None:

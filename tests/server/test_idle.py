@@ -7,8 +7,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 
-from edge_infer.server.app import QUIET_SECONDS
 from edge_infer.server.config import ServerConfig
+from edge_infer.server.lifecycle import QUIET_SECONDS
 
 
 def wait_until(condition, seconds: float = 20) -> None:

@@ -10,20 +10,23 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import httpx
 import pytest
 from child_server import serving
+from http_server import running
 from typer.testing import CliRunner
 
 from edge_infer import LLM
 from edge_infer.cli.main import app
 from edge_infer.cli.quantities import parse_duration, parse_size
 from edge_infer.engine.serving import ServingEngine
-from edge_infer.errors import ConfigError
+from edge_infer.errors import ConfigError, EngineStoppedError
 from edge_infer.server import process
 from edge_infer.server.config import ServerConfig
+from edge_infer.server.front import Front
 
 LONG = {"prompt": "x", "max_tokens": 450, "ignore_eos": True, "stream": True}
 
@@ -181,6 +184,41 @@ def test_without_its_packages_the_server_says_what_to_install(tmp_path) -> None:
     assert "edge-infer[serve]" in error["remedy"]
 
 
+def test_health_is_answered_while_the_endpoints_are_built(tiny_model, monkeypatch) -> None:
+    go, started = threading.Event(), threading.Event()
+    build = Front._build
+
+    def slowly(front):
+        started.set()
+        assert go.wait(30)
+        return build(front)
+
+    monkeypatch.setattr(Front, "_build", slowly)
+    with running(tiny_model) as server:
+        assert started.wait(10)
+        assert server.http.get("/health").json() == {"status": "ok"}
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(server.post, "/v1/completions", prompt="x", max_tokens=2)
+            while not server.context.in_flight:
+                time.sleep(0.005)
+            assert server.http.get("/health").status_code == 200 and not answer.done()
+            go.set()
+            assert answer.result().json()["usage"]["completion_tokens"] == 2
+        assert server.http.get("/health").json() == {"status": "ok"}
+
+
+def test_endpoints_that_cannot_be_built_end_the_server(tiny_model, monkeypatch) -> None:
+    def broken(front):
+        raise ConfigError("No endpoints.")
+
+    monkeypatch.setattr(Front, "_build", broken)
+    engine = ServingEngine(LLM(tiny_model, threads=1))
+    with pytest.raises(ConfigError, match="No endpoints"):
+        process.run(engine, ServerConfig(), process.bind("127.0.0.1", 0))
+    with pytest.raises(EngineStoppedError):
+        engine.start()
+
+
 def test_headers_that_do_not_arrive_close_the_connection(start_server, monkeypatch) -> None:
     monkeypatch.setattr(process, "HEADER_SECONDS", 0.3)
     with start_server() as server:
@@ -203,6 +241,7 @@ def test_import_of_the_server_is_light() -> None:
         "print([m for m in sys.argv[1:] if m in sys.modules])"
     )
     heavy = ["torch", "transformers", "vllm", "onnxruntime", "pandas", "llguidance", "tokenizers"]
+    heavy += ["fastapi", "starlette", "pydantic"]  # they come while /health is answered already
     done = subprocess.run(
         [sys.executable, "-c", program, *heavy], capture_output=True, text=True, check=True
     )

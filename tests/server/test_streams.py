@@ -7,6 +7,7 @@ import json
 import socket
 import threading
 import time
+from contextlib import suppress
 
 import openai
 import pytest
@@ -91,9 +92,9 @@ def test_a_silent_stream_pings(start_server, monkeypatch) -> None:
         gate = threading.Event()
         step = server.context.engine.llm.scheduler.step
 
-        def held_back() -> object:
+        def held_back(**options) -> object:
             gate.wait(20)
-            return step()
+            return step(**options)
 
         monkeypatch.setattr(server.context.engine.llm.scheduler, "step", held_back)
         body = {"prompt": "x", "max_tokens": 3, "stream": True}
@@ -122,6 +123,43 @@ def test_a_client_that_never_reads_loses_its_stream(start_server, monkeypatch) -
         client.close()
         monkeypatch.undo()
         assert server.post("/v1/completions", prompt="x", max_tokens=2).status_code == 200
+
+
+@pytest.mark.parametrize("size", [100_000, 20 << 20])
+def test_a_client_that_never_reads_a_whole_answer_loses_it(
+    start_server, monkeypatch, caplog, size
+) -> None:
+    import edge_infer.server.routes.embeddings as route
+
+    monkeypatch.setattr(route, "_render", lambda *a: b"{" + b" " * size + b"}")
+    with start_server(ServerConfig(model_names=("tiny",), write_seconds=0.4)) as server:
+        host, port = server.url.removeprefix("http://").split(":")
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect((host, int(port)))
+            body = b'{"input": "x"}'
+            head = f"POST /v1/embeddings HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n"
+            asked = head.encode() + b"Content-Type: application/json\r\n\r\n" + body
+            # One answer after the other until what the system buffers is full.
+            client.sendall(asked * max(1, (8 << 20) // size))
+            wait_until(lambda: "left its answer unread" in caplog.text)
+            wait_until(lambda: idle(server))
+            assert server.post("/tokenize", prompt="x").status_code == 200
+            got = 0
+            with suppress(ConnectionError):
+                while part := client.recv(1 << 20):
+                    got += len(part)
+            assert got < size * max(1, (8 << 20) // size)
+        # A client that reads slowly, but reads, gets all of it.
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
+            client.connect((host, int(port)))
+            client.sendall(asked.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1))
+            got = 0
+            while part := client.recv(size // 16):
+                got += len(part)
+                time.sleep(0.02)
+            assert got > size
 
 
 def test_a_full_queue_answers_429(start_server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,6 +81,9 @@ def serve(
     try:
         from edge_infer.server import process
         from edge_infer.server.config import ServerConfig
+
+        if find_spec("fastapi") is None:  # imported when the server already listens
+            raise ModuleNotFoundError(name="fastapi")
     except ModuleNotFoundError as e:
         raise ConfigError(
             f"The server needs the package {e.name}, which is not installed.",

@@ -7,14 +7,15 @@ import logging
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-
-from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
-from starlette.responses import Response
+from typing import TYPE_CHECKING, Any
 
 from edge_infer.errors import CapacityError, ConfigError, EdgeInferError, UnsupportedError
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI, Request
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
+    from starlette.responses import Response
 
 log = logging.getLogger(__name__)
 
@@ -122,6 +123,8 @@ def _headers(error: BaseException) -> dict[str, str]:
 
 def error_response(error: BaseException, path: str) -> Response:
     """The error as an HTTP answer. ASCII JSON: a message may quote what is no valid Unicode."""
+    from starlette.responses import Response
+
     return Response(
         json.dumps(error_document(error, path)).encode(),
         status_code=describe(error)[0],
@@ -165,6 +168,8 @@ def validation_error(errors: Sequence[Mapping[str, Any]]) -> ApiError:
 
 def install(app: FastAPI) -> None:
     """Every error of the app in the shape of its API."""
+    from fastapi.exceptions import RequestValidationError
+    from starlette.exceptions import HTTPException
 
     @app.exception_handler(EdgeInferError)
     async def ours(request: Request, error: EdgeInferError) -> Response:

@@ -17,14 +17,12 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from edge_infer.errors import ConfigError
-from edge_infer.server.app import create_app
 from edge_infer.server.config import ServerConfig
 from edge_infer.server.errors import ApiError, error_response
+from edge_infer.server.front import Front
 
 if TYPE_CHECKING:
     from asyncio import TimerHandle, Transport
-
-    from fastapi import FastAPI
 
     from edge_infer.engine.serving import ServingEngine
 
@@ -97,14 +95,14 @@ class Server(uvicorn.Server):
 
     def __init__(
         self,
-        app: FastAPI,
+        front: Front,
         *,
         access_log: bool = False,
         on_start: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
-                app,
+                front,
                 http=BoundedProtocol,
                 ws="none",
                 loop="asyncio",
@@ -118,7 +116,8 @@ class Server(uvicorn.Server):
                 h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             )
         )
-        self._context = app.state.context
+        self._front = front
+        self._context = front.context
         self._deadline: float | None = None
         self._on_start = on_start
 
@@ -141,8 +140,9 @@ class Server(uvicorn.Server):
         self._deadline = time.monotonic() + self._context.config.drain_seconds
 
     async def on_tick(self, counter: int) -> bool:
-        if self._deadline is not None and (
-            self._context.in_flight == 0 or time.monotonic() >= self._deadline
+        if self._front.failure is not None or (
+            self._deadline is not None
+            and (self._context.in_flight == 0 or time.monotonic() >= self._deadline)
         ):
             return True
         return await super().on_tick(counter)
@@ -154,10 +154,11 @@ class Server(uvicorn.Server):
 
 
 class BoundedProtocol(H11Protocol):
-    """uvicorn's HTTP/1.1 with a time limit for the headers, which it lacks, and a limit of
-    connections that answers in our error shape."""
+    """uvicorn's HTTP/1.1 with what it lacks: a time limit for the headers, one for answers that are
+    left unread, and a limit of connections that answers in our error shape."""
 
     _header_timer: TimerHandle | None = None
+    _unread_timer: TimerHandle | None = None
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -169,6 +170,8 @@ class BoundedProtocol(H11Protocol):
         if len(self.connections) > MAX_CONNECTIONS + REFUSED_CONNECTIONS:
             transport.abort()
             return
+        # Whatever does not fit the socket pauses writing, so that its reader is watched.
+        transport.set_write_buffer_limits(0)
         self._watch_headers()
 
     async def _admit(self, scope: Any, receive: Any, send: Any) -> None:
@@ -192,7 +195,36 @@ class BoundedProtocol(H11Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
+        self._stop_unread_timer()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        self._stop_unread_timer()
+        super().resume_writing()
+
+    def _watch_reader(self) -> None:
+        """Of an answer that waits for its client, something must be read all the time."""
+        front: Any = self.config.app
+        unread = self.transport.get_write_buffer_size()
+        self._unread_timer = self.loop.call_later(
+            front.context.config.write_seconds, self._check_reader, unread
+        )
+
+    def _check_reader(self, before: int) -> None:
+        if self.transport.get_write_buffer_size() < before:
+            self._watch_reader()
+            return
+        log.warning("A client left its answer unread; the connection ends.")
+        self.transport.abort()
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
 
     def _watch_headers(self) -> None:
         """The timer runs from the first byte (or the connection) until the headers are whole."""
@@ -220,8 +252,11 @@ def run(
     Raises EdgeInferError for what is wrong with the chat template.
     """
     _allow_open_files()
-    server = Server(create_app(engine, config), access_log=access_log, on_start=on_start)
+    front = Front(engine, config)
+    server = Server(front, access_log=access_log, on_start=on_start)
     server.run(sockets=[sock])
+    if front.failure is not None:
+        raise front.failure
 
 
 def _allow_open_files() -> None:

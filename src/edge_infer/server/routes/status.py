@@ -11,6 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from edge_infer import __version__
 from edge_infer.server.context import ServerContext, context_of
+from edge_infer.server.front import health as health_of
 
 router = APIRouter()
 
@@ -18,8 +19,8 @@ router = APIRouter()
 @router.get("/health")
 async def health(request: Request) -> Response:
     """200 while requests are taken, 503 while the server drains."""
-    draining = context_of(request).draining
-    return JSONResponse({"status": "draining" if draining else "ok"}, 503 if draining else 200)
+    code, document = health_of(context_of(request))
+    return JSONResponse(document, code)
 
 
 @router.get("/version")
