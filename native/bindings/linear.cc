@@ -2,6 +2,7 @@
 // by addresses, so that a call costs little more than the work.
 #include "linear/packed_experts.h"
 #include "linear/packed_linear.h"
+#include "program/map_guard.h"
 
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -10,6 +11,7 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <mutex>
@@ -64,13 +66,18 @@ class Handles {
   std::vector<const T*> objects_;
 };
 
-Handles<PackedLinear> g_linears("No linear", 0x45644c6e);
-Handles<PackedExperts> g_experts("No experts", 0x45644578);
+using Guards = std::vector<std::shared_ptr<MapGuard>>;
 
 struct Linear {
   std::vector<WeightMatrix> matrices;
+  Guards guards;  // of the files that the matrices lie in
   PackedLinear linear;
   int64_t handle;
+
+  static Handles<Linear>& handles() {
+    static Handles<Linear> all("No linear", 0x45644c6e);
+    return all;
+  }
 
   static std::vector<Matrix> segments(const std::vector<WeightMatrix>& matrices) {
     std::vector<Matrix> out;
@@ -82,21 +89,37 @@ struct Linear {
                 : std::vector<float>();
   }
 
-  Linear(std::vector<WeightMatrix> parts, const Bias& bias, const std::string& level,
+  Linear(std::vector<WeightMatrix> parts, const Bias& bias, Guards files, const std::string& level,
          std::optional<bool> bf16_prefill)
       : matrices(std::move(parts)),
+        guards(std::move(files)),
         linear(segments(matrices), values(bias), level, bf16_prefill),
-        handle(g_linears.add(&linear)) {}
-  ~Linear() { g_linears.remove(handle); }
+        handle(handles().add(this)) {}
+  ~Linear() { handles().remove(handle); }
   Linear(const Linear&) = delete;
   Linear& operator=(const Linear&) = delete;
 };
 
 struct Experts {
   std::vector<std::shared_ptr<Linear>> gate_up, down;
+  Guards guards;
   PackedExperts experts;
   int64_t handle;
 
+  static Handles<Experts>& handles() {
+    static Handles<Experts> all("No experts", 0x45644578);
+    return all;
+  }
+
+  static Guards union_of(const std::vector<std::shared_ptr<Linear>>& a,
+                         const std::vector<std::shared_ptr<Linear>>& b) {
+    Guards out;
+    for (const auto* list : {&a, &b})
+      for (const auto& l : *list)
+        for (const auto& guard : l->guards)
+          if (std::find(out.begin(), out.end(), guard) == out.end()) out.push_back(guard);
+    return out;
+  }
   static std::vector<const PackedLinear*> plain(const std::vector<std::shared_ptr<Linear>>& all) {
     std::vector<const PackedLinear*> out;
     for (const auto& l : all) out.push_back(&l->linear);
@@ -114,9 +137,10 @@ struct Experts {
           const std::string& name)
       : gate_up(std::move(g)),
         down(std::move(d)),
+        guards(union_of(gate_up, down)),
         experts(plain(gate_up), plain(down), activation(name)),
-        handle(g_experts.add(&experts)) {}
-  ~Experts() { g_experts.remove(handle); }
+        handle(handles().add(this)) {}
+  ~Experts() { handles().remove(handle); }
   Experts(const Experts&) = delete;
   Experts& operator=(const Experts&) = delete;
 };
@@ -127,8 +151,14 @@ FloatType float_type(int type) {
   return static_cast<FloatType>(type);
 }
 
-void run(const PackedLinear& l, uintptr_t x, int x_type, int64_t x_stride, int64_t rows,
+// What was computed from pages that could not be read is no result.
+void check(const Guards& guards) {
+  for (const auto& guard : guards) guard->check();
+}
+
+void run(const Linear& layer, uintptr_t x, int x_type, int64_t x_stride, int64_t rows,
          int64_t decode_rows, bool with_bias, uintptr_t y, int y_type, int64_t y_stride) {
+  const PackedLinear& l = layer.linear;
   require(rows >= 0 && x_stride >= l.k() && y_stride >= l.n(),
           "rows of x have K = " + std::to_string(l.k()) +
               " values, rows of y N = " + std::to_string(l.n()));
@@ -136,25 +166,41 @@ void run(const PackedLinear& l, uintptr_t x, int x_type, int64_t x_stride, int64
   const FloatType output = float_type(y_type);
   nb::gil_scoped_release release;
   l.run(input, rows, decode_rows, with_bias, reinterpret_cast<void*>(y), y_stride, output);
+  check(layer.guards);
 }
 
-void lookup(const PackedLinear& l, uintptr_t ids, int64_t count, uintptr_t y, int y_type) {
+void lookup(const Linear& layer, uintptr_t ids, int64_t count, uintptr_t y, int y_type) {
+  const PackedLinear& l = layer.linear;
   const FloatType output = float_type(y_type);
   nb::gil_scoped_release release;
   l.lookup(reinterpret_cast<const int64_t*>(ids), count, reinterpret_cast<void*>(y), l.k(), output);
+  check(layer.guards);
 }
 
 }  // namespace
 
 void bind_linear(nb::module_& m) {
+  nb::class_<MapGuard>(m, "MapGuard", nb::is_weak_referenceable(),
+                       "Pages of a mapped file that cannot be read become zeros, not a SIGBUS; "
+                       "what is computed from them is a WeightsLostError.")
+      .def(
+          "__init__",
+          [](MapGuard* self, uintptr_t address, size_t bytes, const std::string& path) {
+            new (self) MapGuard(reinterpret_cast<const void*>(address), bytes, path);
+          },
+          "address"_a, "bytes"_a, "path"_a, "The map must outlive the guard.")
+      .def_prop_ro("path", &MapGuard::path)
+      .def_prop_ro("lost", &MapGuard::lost)
+      .def("check", &MapGuard::check, "Raises WeightsLostError once a page could not be read.");
   nb::class_<Linear>(m, "Linear",
                      "Matrices side by side (kernels.Matrix, one K) as one linear layer that runs "
                      "on the OpenMP threads of the calling thread.")
-      .def(nb::init<std::vector<WeightMatrix>, const Bias&, const std::string&,
+      .def(nb::init<std::vector<WeightMatrix>, const Bias&, Guards, const std::string&,
                     std::optional<bool>>(),
-           "matrices"_a, "bias"_a = nb::none(), "level"_a = "", "bf16_prefill"_a = nb::none(),
-           "bias: f32 [N]. level: \"\" is the active ISA level. bf16_prefill: None is what the "
-           "level prefers.")
+           "matrices"_a, "bias"_a = nb::none(), "guards"_a = Guards(), "level"_a = "",
+           "bf16_prefill"_a = nb::none(),
+           "bias: f32 [N]. guards: of the files behind the matrices. level: \"\" is the active ISA "
+           "level. bf16_prefill: None is what the level prefers.")
       .def_prop_ro("n", [](const Linear& l) { return l.linear.n(); })
       .def_prop_ro("k", [](const Linear& l) { return l.linear.k(); })
       .def_prop_ro("bf16_prefill", [](const Linear& l) { return l.linear.bf16_prefill(); })
@@ -165,8 +211,8 @@ void bind_linear(nb::module_& m) {
       "linear_run",
       [](uintptr_t handle, uintptr_t x, int x_type, int64_t x_stride, int64_t rows,
          int64_t decode_rows, bool with_bias, uintptr_t y, int y_type, int64_t y_stride) {
-        run(g_linears.at(handle), x, x_type, x_stride, rows, decode_rows, with_bias, y, y_type,
-            y_stride);
+        run(Linear::handles().at(handle), x, x_type, x_stride, rows, decode_rows, with_bias, y,
+            y_type, y_stride);
       },
       "handle"_a, "x"_a, "x_type"_a, "x_stride"_a, "rows"_a, "decode_rows"_a, "with_bias"_a, "y"_a,
       "y_type"_a, "y_stride"_a,
@@ -176,7 +222,7 @@ void bind_linear(nb::module_& m) {
   m.def(
       "linear_lookup",
       [](uintptr_t handle, uintptr_t ids, int64_t count, uintptr_t y, int y_type) {
-        lookup(g_linears.at(handle), ids, count, y, y_type);
+        lookup(Linear::handles().at(handle), ids, count, y, y_type);
       },
       "handle"_a, "ids"_a, "count"_a, "y"_a, "y_type"_a,
       "y [count, K] = rows `ids` (int64) of the linear's first matrix.");
@@ -195,7 +241,8 @@ void bind_linear(nb::module_& m) {
       [](uintptr_t handle, uintptr_t x, int x_type, int64_t x_stride, int64_t rows,
          int64_t decode_rows, uintptr_t ids, uintptr_t weights, int top, bool weight_input,
          uintptr_t y, int y_type) {
-        const PackedExperts& e = g_experts.at(handle);
+        const Experts& all = Experts::handles().at(handle);
+        const PackedExperts& e = all.experts;
         require(rows >= 0 && top >= 1 && x_stride >= e.width(),
                 "rows of x have H = " + std::to_string(e.width()) + " values");
         const FloatRows input{reinterpret_cast<const void*>(x), x_stride, float_type(x_type)};
@@ -204,6 +251,7 @@ void bind_linear(nb::module_& m) {
         e.run(input, rows, decode_rows, reinterpret_cast<const int32_t*>(ids),
               reinterpret_cast<const float*>(weights), top, weight_input,
               reinterpret_cast<void*>(y), e.width(), output);
+        check(all.guards);
       },
       "handle"_a, "x"_a, "x_type"_a, "x_stride"_a, "rows"_a, "decode_rows"_a, "ids"_a, "weights"_a,
       "top"_a, "weight_input"_a, "y"_a, "y_type"_a,

@@ -129,12 +129,7 @@ void Program::step(const StepInput& input) {
   in_ = nullptr;
   last_rows_ = input.rows;
   last_outputs_ = input.outputs;
-  for (const auto& map : maps_)
-    if (map->lost())
-      throw Error("weights_lost",
-                  "The weight file " + map->path() +
-                      " could not be read any more (truncated, or the disk failed). "
-                      "Restore it and open the model again.");
+  for (const auto& map : maps_) map->check();
 }
 
 void Program::prepare(const StepInput& in) {

@@ -1,7 +1,6 @@
 #include "program/weight_map.h"
 
 #include <fcntl.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -9,74 +8,9 @@
 
 #include <cerrno>
 #include <cstring>
-#include <mutex>
 
 namespace ei {
 namespace {
-
-// What the SIGBUS handler may look at: plain atomics, no locks, no allocation.
-struct Slot {
-  std::atomic<uintptr_t> begin{0};
-  std::atomic<uintptr_t> end{0};
-  std::atomic<std::atomic<bool>*> lost{nullptr};
-};
-constexpr int kSlots = 1024;
-Slot g_slots[kSlots];
-std::mutex g_mutex;
-struct sigaction g_previous;
-constexpr uintptr_t kPage = 4096;
-
-void on_bus_error(int signal, siginfo_t* info, void* context) {
-  const auto address = reinterpret_cast<uintptr_t>(info->si_addr);
-  for (Slot& s : g_slots) {
-    if (address < s.begin.load() || address >= s.end.load()) continue;
-    std::atomic<bool>* lost = s.lost.load();
-    void* page = reinterpret_cast<void*>(address & ~(kPage - 1));
-    if (lost != nullptr && mmap(page, kPage, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1,
-                                0) != MAP_FAILED) {
-      lost->store(true);
-      return;
-    }
-  }
-  // Not ours: whoever was there before decides.
-  if ((g_previous.sa_flags & SA_SIGINFO) && g_previous.sa_sigaction != nullptr) {
-    g_previous.sa_sigaction(signal, info, context);
-  } else if (g_previous.sa_handler != SIG_DFL && g_previous.sa_handler != SIG_IGN) {
-    g_previous.sa_handler(signal);
-  } else {
-    ::signal(SIGBUS, SIG_DFL);
-    ::raise(SIGBUS);
-  }
-}
-
-int register_map(uint8_t* data, size_t bytes, std::atomic<bool>* lost) {
-  std::lock_guard<std::mutex> lock(g_mutex);
-  struct sigaction current{};
-  sigaction(SIGBUS, nullptr, &current);
-  if (current.sa_sigaction != on_bus_error) {
-    struct sigaction ours{};
-    ours.sa_sigaction = on_bus_error;
-    ours.sa_flags = SA_SIGINFO;
-    sigemptyset(&ours.sa_mask);
-    sigaction(SIGBUS, &ours, &g_previous);
-  }
-  for (int i = 0; i < kSlots; ++i) {
-    if (g_slots[i].lost.load() != nullptr) continue;
-    g_slots[i].lost = lost;
-    g_slots[i].begin = reinterpret_cast<uintptr_t>(data);
-    g_slots[i].end = reinterpret_cast<uintptr_t>(data) + bytes;
-    return i;
-  }
-  throw Error("capacity_exceeded", "More than 1024 weight files are mapped in this process.");
-}
-
-void unregister_map(int slot) {
-  if (slot < 0) return;
-  std::lock_guard<std::mutex> lock(g_mutex);
-  g_slots[slot].end = 0;
-  g_slots[slot].begin = 0;
-  g_slots[slot].lost = nullptr;
-}
 
 struct File {
   int fd = -1;
@@ -123,7 +57,7 @@ WeightMap::WeightMap(const std::string& path, WeightMode mode) : path_(path), mo
   // read in pages of 2 MiB: with those of 4 KiB, translating addresses limits a step.
   madvise(data_, mapped_, MADV_HUGEPAGE);
   try {
-    slot_ = register_map(data_, mapped_, &lost_);
+    guard_ = std::make_unique<MapGuard>(data_, mapped_, path);
   } catch (...) {
     munmap(data_, mapped_);
     throw;
@@ -132,7 +66,7 @@ WeightMap::WeightMap(const std::string& path, WeightMode mode) : path_(path), mo
     const std::string why = reason();
     rlimit limit{};
     getrlimit(RLIMIT_MEMLOCK, &limit);
-    unregister_map(slot_);
+    guard_.reset();
     munmap(data_, mapped_);
     throw Error("device_unsuitable", "Cannot lock " + std::to_string(size_) +
                                          " bytes of weights (" + why + "); RLIMIT_MEMLOCK is " +
@@ -142,7 +76,7 @@ WeightMap::WeightMap(const std::string& path, WeightMode mode) : path_(path), mo
 }
 
 WeightMap::~WeightMap() {
-  unregister_map(slot_);
+  guard_.reset();
   if (mapped_ != 0) munmap(data_, mapped_);
 }
 

@@ -1,10 +1,11 @@
 // One weight file in memory: mapped from disk, copied to anonymous memory, or mapped and locked.
 #pragma once
-#include <atomic>
 #include <cstdint>
+#include <memory>
 #include <string>
 
 #include "common/arena.h"
+#include "program/map_guard.h"
 
 namespace ei {
 
@@ -25,9 +26,12 @@ class WeightMap {
   WeightMode mode() const { return mode_; }
   // The range [offset, offset+bytes); throws Error("checkpoint_invalid") when it leaves the file.
   const uint8_t* at(int64_t offset, int64_t bytes) const;
-  // True once a page of the map could not be read (the file was truncated, or the disk failed). The
-  // page then reads as zeros, so the step ends and can be refused instead of the process dying.
-  bool lost() const { return lost_.load(std::memory_order_relaxed); }
+  // True once a page of the map could not be read (MapGuard).
+  bool lost() const { return guard_ != nullptr && guard_->lost(); }
+  // Throws Error("weights_lost") then.
+  void check() const {
+    if (guard_ != nullptr) guard_->check();
+  }
 
  private:
   std::string path_;
@@ -36,8 +40,7 @@ class WeightMap {
   uint8_t* data_ = nullptr;
   size_t mapped_ = 0;
   Arena copy_;
-  int slot_ = -1;
-  std::atomic<bool> lost_{false};  // written by the signal handler
+  std::unique_ptr<MapGuard> guard_;
 };
 
 }  // namespace ei

@@ -151,6 +151,58 @@ def test_rows_do_not_depend_on_company():
         assert torch.equal(layer(x[row : row + 1])[0], together[row])
 
 
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("path", ["native", "tinygemm"])
+def test_merged_layer_with_an_unquantized_part(path, bias, monkeypatch):
+    monkeypatch.setenv("EDGE_INFER_WEIGHT_PATH", path)
+    q, v = packed(64, seed=1), packed(32, seed=3)
+    k = torch.randn(32, K, dtype=torch.bfloat16)
+    c = quant_config({"a.q_proj": q[0], "a.v_proj": v[0]})
+    layer = QKVParallelLinear(
+        K, 32, 2, 1, bias=bias, quant_config=c, prefix="a.qkv_proj", return_bias=False
+    )
+    load(layer, {"weight": k}, "k")
+    load(layer, v[1], "v")
+    load(layer, q[1], "q")
+    shift = torch.zeros(128)
+    if bias:
+        shift = torch.arange(128.0)
+        layer.bias.data.copy_(shift)
+    dense = torch.cat([q[2], k.float(), v[2]])
+    finish(layer)
+    assert layer.edge_infer_path.name == "native"  # others cannot read plain rows
+    assert layer.edge_infer_segments[1].codes.data_ptr() == k.data_ptr()
+    assert set(dict(layer.named_parameters())) <= {"edge_infer_handle", "bias"}
+    for rows in (1, 5, 40):
+        x = torch.randn(rows, K)
+        assert close(layer(x), x @ dense.T + shift)
+
+
+def test_unquantized_parts_that_are_missing_or_of_another_shape():
+    modules = {"l.gate_proj": packed(48)[0]}
+
+    def layer():
+        return MergedColumnParallelLinear(
+            K, [48, 32], bias=False, quant_config=quant_config(modules), prefix="l.gate_up_proj"
+        )
+
+    gate = packed(48)[1]
+    other = layer()
+    load(other, gate, 0)
+    with pytest.raises(CheckpointError, match=r"1 of 2 matrices were loaded for l\.gate_proj"):
+        finish(other)
+    other = layer()
+    load(other, gate, 0)
+    load(other, {"weight": torch.zeros(48, K)}, 1)
+    with pytest.raises(CheckpointError, match=r"l\.up_proj\.weight is torch.float32 \(48, 64\)"):
+        finish(other)
+    other = layer()
+    load(other, gate, 0)
+    load(other, {"weight": torch.zeros(32, K, dtype=torch.int8)}, 1)
+    with pytest.raises(CheckpointError, match="has to be float32, bfloat16 or float16"):
+        finish(other)
+
+
 def embedding() -> tuple[VocabParallelEmbedding, ParallelLMHead, torch.Tensor]:
     e, tensors, dense = packed(100)  # vLLM pads the vocabulary to 128
     c = quant_config({"embed_tokens": e})
@@ -172,8 +224,9 @@ def test_embedding_and_tied_head_read_one_copy():
     assert not list(head.parameters())
 
 
+@pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("tied", [False, True])
-def test_embedding_and_head_of_a_model_that_gives_them_no_config(tied, monkeypatch):
+def test_embedding_and_head_of_a_model_that_gives_them_no_name(tied, given, monkeypatch):
     from edge_infer.vllm_plugin.patches import embeddings
 
     modules = {"h.wte": packed(100, seed=1)} | ({} if tied else {"lm_head": packed(100, seed=2)})
@@ -181,7 +234,8 @@ def test_embedding_and_head_of_a_model_that_gives_them_no_config(tied, monkeypat
     c.tied = tied
     embeddings.install(VocabParallelEmbedding.__module__)
     monkeypatch.setattr(embeddings, "_config", lambda: c)
-    embed, head = VocabParallelEmbedding(100, K), ParallelLMHead(100, K)
+    known = {"quant_config": c} if given else {}
+    embed, head = VocabParallelEmbedding(100, K, **known), ParallelLMHead(100, K, **known)
     other = VocabParallelEmbedding(99, K)
     assert set(dict(other.named_parameters())) == {"weight"}
     load(embed, modules["h.wte"][1])

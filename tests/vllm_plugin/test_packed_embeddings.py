@@ -44,9 +44,14 @@ def test_a_module_without_a_place_is_named(error: type[Exception]) -> None:
         raise error("There is no module or parameter named 'h.0.gate.codes' in Model.")
 
     ours, other = (SimpleNamespace(quantization=name) for name in ("cpu_int4", None))
-    with pytest.raises(CheckpointError, match=r"object keeps h\.0\.gate unquantized") as refused:
-        embeddings._with_names(load, None, object(), ours)
+    model = SimpleNamespace(named_modules=lambda: [("", None), ("h", None), ("h.0", None)])
+    match = r"SimpleNamespace keeps h\.0\.gate unquantized"
+    with pytest.raises(CheckpointError, match=match) as refused:
+        embeddings._with_names(load, None, model, ours)
     assert "--exclude '*h.*.gate'" in refused.value.remedy
+    model.named_modules = lambda: [("", None), ("h", None)]
+    with pytest.raises(CheckpointError, match=r"has h\.0\.gate; the SimpleNamespace .* no such"):
+        embeddings._with_names(load, None, model, ours)
     with pytest.raises(error, match="There is no module"):
         embeddings._with_names(load, None, object(), other)
 

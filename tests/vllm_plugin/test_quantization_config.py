@@ -9,6 +9,7 @@ from config_support import config, entry
 
 from edge_infer.errors import CheckpointError, ConfigError, UnsupportedError
 from edge_infer.vllm_plugin.config import CpuInt4Config
+from edge_infer.vllm_plugin.patches.ranks import refuse_ranks
 
 MODULES = {f"model.layers.0.self_attn.{p}_proj": entry(32) for p in "qkv"}
 
@@ -24,13 +25,20 @@ def test_merged_layers_consist_of_their_modules():
     assert c.forms_of("model.layers.0.mlp.gate_proj") == []
 
 
-def test_partly_quantized_merge_is_refused_by_name():
+def test_unquantized_parts_of_a_merge_are_plain():
     modules = dict(MODULES)
-    del modules["model.layers.0.self_attn.v_proj"]
+    del modules["model.layers.0.self_attn.k_proj"]
     c = CpuInt4Config.from_config(config(modules))
     c.packed_modules_mapping = {"qkv_proj": ["q_proj", "k_proj", "v_proj"]}
-    with pytest.raises(UnsupportedError, match=r"self_attn\.v_proj is not quantized"):
-        c.forms_of("model.layers.0.self_attn.qkv_proj")
+    forms = c.forms_of("model.layers.0.self_attn.qkv_proj")
+    assert [form.plain for form in forms] == [False, True, False]
+    assert [form.name.rpartition(".")[2] for form in forms] == ["q_proj", "k_proj", "v_proj"]
+
+
+def test_tensor_parallelism_is_refused():
+    refuse_ranks(SimpleNamespace(tensor_parallel_size=1))
+    with pytest.raises(UnsupportedError, match="over 2 ranks would cut packed matrices"):
+        refuse_ranks(SimpleNamespace(tensor_parallel_size=2))
 
 
 def test_newer_version_is_refused():

@@ -23,7 +23,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 from edge_infer.checkpoint.reader import QUANT_METHOD, Checkpoint, quantization_of
 from edge_infer.errors import CheckpointError, UnsupportedError
 from edge_infer.vllm_plugin.paths import Choice
-from edge_infer.vllm_plugin.segments import Form
+from edge_infer.vllm_plugin.segments import Form, PlainForm
 
 if TYPE_CHECKING:
     from vllm.model_executor.models.utils import WeightsMapper
@@ -147,24 +147,18 @@ class CpuInt4Config(QuantizationConfig):
         return None
 
     def forms_of(self, prefix: str) -> list[Form]:
-        """The packed modules that vLLM's layer `prefix` consists of, in its order; may be empty.
+        """The modules that vLLM's layer `prefix` consists of, in its order.
 
-        Raises UnsupportedError when only some of the modules that vLLM merges are packed.
+        Empty when none of them is packed; plain where some are not.
         """
         if prefix in self.forms:  # one module, or merged already in the checkpoint
             return [self.forms[prefix]]
         parent, _, last = prefix.rpartition(".")
         parts = self.packed_modules_mapping.get(last) or MERGED.get(last, [])
         names = [f"{parent}.{part}" if parent else part for part in parts]
-        found = [self.forms[name] for name in names if name in self.forms]
-        if found and len(found) != len(names):
-            plain = [name for name in names if name not in self.forms]
-            raise UnsupportedError(
-                f"vLLM runs {', '.join(names)} as one matrix, of which {', '.join(plain)} "
-                "is not quantized.",
-                remedy="Convert the model with all or none of these modules excluded.",
-            )
-        return found
+        if not any(name in self.forms for name in names):
+            return []
+        return [self.forms.get(name) or PlainForm.named(name) for name in names]
 
 
 def refuse_adapters() -> None:

@@ -51,8 +51,7 @@ class CpuInt4EmbeddingMethod(QuantizeMethodBase):
             return
         segments = loading.collect(layer, [self.form])
         if segments is not None:
-            layer.edge_infer_path = self.choice(segments, embedding=True)
-            layer.edge_infer_path.prepare(layer, segments)
+            loading.prepare(layer, self.choice(segments, embedding=True), segments)
 
     def tie_weights(self, layer: torch.nn.Module, embed_tokens: torch.nn.Module) -> torch.nn.Module:
         """From now on `layer` multiplies with the embedding's one copy."""

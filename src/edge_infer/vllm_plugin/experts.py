@@ -9,7 +9,7 @@ import torch
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 
 from edge_infer.errors import CheckpointError, UnsupportedError
-from edge_infer.vllm_plugin import flags
+from edge_infer.vllm_plugin import loading
 from edge_infer.vllm_plugin.paths import Choice
 from edge_infer.vllm_plugin.segments import KINDS, Form, Segment
 
@@ -71,6 +71,7 @@ class CpuInt4ExpertsMethod(FusedMoEMethodBase):
             if self.stacked:
                 break
         self.parts: dict[str, dict[str, torch.Tensor]] | None = {}
+        self.guards: set[Any] = set()
         # vLLM's own loader takes every tensor of three dimensions for stacked plain weights
         layer.load_weights = self._load
         for projection in ("w13", "w2"):
@@ -98,12 +99,11 @@ class CpuInt4ExpertsMethod(FusedMoEMethodBase):
         return [(self.forms[name], n, k) for name, n, k in wanted]
 
     def _load(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[str]:
-        mapped = flags.enabled("EDGE_INFER_VLLM_MAPPED")
         for name, tensor in weights:
             module, _, kind = name.rpartition(".")
             if module not in self.forms or kind not in KINDS or self.parts is None:
                 raise CheckpointError(f"tensor {name} does not belong to packed experts.")
-            self.parts.setdefault(module, {})[kind] = tensor if mapped else tensor.clone()
+            self.parts.setdefault(module, {})[kind] = loading.taken(tensor, self.guards)
             yield name
 
     def _keep(
@@ -135,8 +135,11 @@ class CpuInt4ExpertsMethod(FusedMoEMethodBase):
             gate_up.append(first)
             down.append([last])
         layer.edge_infer_experts, handle = ops.experts(gate_up, down, layer.activation.value)
+        # for whoever asks what the layer consists of
+        layer.edge_infer_segments = [segment for parts in gate_up + down for segment in parts]
         layer.edge_infer_handle = torch.nn.Parameter(handle, requires_grad=False)
         self.parts = None
+        self.guards = set()
         for projection in ("w13", "w2"):
             for kind in KINDS:
                 delattr(layer, f"{projection}_{kind}")
@@ -147,7 +150,7 @@ class CpuInt4ExpertsMethod(FusedMoEMethodBase):
         parts = self.parts.get(relative, {})
         if form.experts is not None:
             parts = {kind: tensor[expert] for kind, tensor in parts.items()}
-        return Segment.of(form, parts)
+        return loading.guarded(Segment.of(form, parts), parts, self.guards)
 
     def get_fused_moe_quant_config(self, layer: torch.nn.Module) -> None:
         """None: vLLM's own MoE kernels never see these weights."""

@@ -105,6 +105,16 @@ TABLE: tuple[Flag, ...] = (
         "Refuse prompts with token ids beyond the vocabulary, which would end the engine.",
     ),
     Flag(
+        "EDGE_INFER_VLLM_RANKS",
+        "1",
+        "Refuse tensor parallelism of packed matrices before workers start, not in them.",
+    ),
+    Flag(
+        "EDGE_INFER_VLLM_COMPLETE",
+        "1",
+        "Refuse checkpoints that lack weights which the model needs.",
+    ),
+    Flag(
         "EDGE_INFER_VLLM_EMBEDDINGS",
         "1",
         "Read packed embeddings in models that pass no quantization to their embedding.",

@@ -1,7 +1,11 @@
-"""Linear layers on packed matrices: column and row parallel, merged, QKV."""
+"""Linear layers on packed matrices: column and row parallel, merged, QKV.
+
+Of what vLLM merges, some modules may be unquantized; the layer then reads their rows as they are.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,6 +22,7 @@ class CpuInt4LinearMethod(LinearMethodBase):
 
     def __init__(self, choice: Choice, forms: list[Form]) -> None:
         self.choice, self.forms = choice, forms
+        """Plain parts get their shape in `create_weights`."""
 
     def create_weights(
         self,
@@ -32,6 +37,11 @@ class CpuInt4LinearMethod(LinearMethodBase):
         """Raises UnsupportedError for tensor parallelism, CheckpointError for other shapes."""
         names = ", ".join(form.name for form in self.forms)
         loading.refuse_sharding(layer, names)
+        if len(self.forms) == len(output_partition_sizes):
+            self.forms = [
+                replace(form, n=n, k=input_size_per_partition) if form.plain else form
+                for form, n in zip(self.forms, output_partition_sizes, strict=True)
+            ]
         rows, k = [form.n for form in self.forms], {form.k for form in self.forms}
         fits = k == {input_size_per_partition} and sum(rows) == sum(output_partition_sizes)
         if len(rows) == len(output_partition_sizes):  # otherwise merged in the checkpoint, or finer
@@ -47,8 +57,7 @@ class CpuInt4LinearMethod(LinearMethodBase):
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         segments = loading.collect(layer, self.forms)
         if segments is not None:
-            layer.edge_infer_path = self.choice(segments)
-            layer.edge_infer_path.prepare(layer, segments)
+            loading.prepare(layer, self.choice(segments), segments)
 
     def apply(
         self, layer: torch.nn.Module, x: torch.Tensor, bias: torch.Tensor | None = None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from edge_infer.errors import CheckpointError, UnsupportedError
-from edge_infer.vllm_plugin import flags
+from edge_infer.vllm_plugin import flags, mapped_files
+from edge_infer.vllm_plugin.paths import WeightPath
 from edge_infer.vllm_plugin.segments import Form, Segment
 
 
@@ -18,6 +20,10 @@ class Parts(dict[int, dict[str, torch.Tensor]]):
     """Loaded tensors by the place of their shard in the layer, and whether the layer has them."""
 
     taken = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.guards: set[Any] = set()
 
 
 ATTRIBUTE = "edge_infer_parts"
@@ -43,7 +49,6 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
     Their ``weight_loader`` keeps the tensor that vLLM's loader delivers, which is a view of the
     mapped file, instead of copying it (EDGE_INFER_VLLM_MAPPED).
     """
-    mapped = flags.enabled("EDGE_INFER_VLLM_MAPPED")
     parts = Parts()
     setattr(layer, ATTRIBUTE, parts)
     for kind in _kinds(forms):
@@ -60,11 +65,7 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
                     "packed weights cannot be loaded again into a running model.",
                     remedy="Start vLLM again on the other checkpoint.",
                 )
-            if mapped:
-                _advise_large_pages(loaded)
-            else:
-                loaded = loaded.clone()
-            parts.setdefault(_order(shard), {})[kind] = loaded
+            parts.setdefault(_order(shard), {})[kind] = taken(loaded, parts.guards)
 
         parameter = torch.nn.Parameter(torch.empty(0, dtype=torch.uint8), requires_grad=False)
         parameter.weight_loader = keep
@@ -73,15 +74,20 @@ def expect(layer: torch.nn.Module, forms: Sequence[Form]) -> None:
         layer.register_parameter(kind, parameter)
 
 
-def _advise_large_pages(tensor: torch.Tensor) -> None:
-    """Asks for pages of 2 MiB in the map that a loaded tensor is a view of.
+def taken(loaded: torch.Tensor, guards: set[Any]) -> torch.Tensor:
+    """A loaded tensor as the layer keeps it: itself, or a copy (EDGE_INFER_VLLM_MAPPED=0).
 
-    File systems with large folios (ext4 from Linux 6.16, xfs) then read what is not cached yet so;
-    elsewhere nothing changes.
+    `guards` gets the guard of the file that it is a view of.
     """
-    storage = tensor.untyped_storage()
-    start = storage.data_ptr() // mmap.PAGESIZE * mmap.PAGESIZE
-    _madvise(start, storage.data_ptr() + storage.nbytes() - start, mmap.MADV_HUGEPAGE)
+    guard = mapped_files.guard(loaded)
+    if guard is not None:
+        guards.add(guard)
+    if not flags.enabled("EDGE_INFER_VLLM_MAPPED"):
+        return loaded.clone()
+    # File systems with large folios (ext4 from Linux 6.16, xfs) then read what is not cached yet in
+    # pages of 2 MiB; elsewhere nothing changes.
+    _madvise(*mapped_files.pages(loaded), mmap.MADV_HUGEPAGE)
+    return loaded
 
 
 def _kinds(forms: Sequence[Form]) -> list[str]:
@@ -122,6 +128,24 @@ def collect(layer: torch.nn.Module, forms: Sequence[Form]) -> list[Segment] | No
             delattr(layer, kind)
     segments = []
     for form, tensors in zip(forms, found, strict=True):
-        segments.append(form.segment(tensors))
+        segments.append(guarded(form.segment(tensors), tensors, parts.guards))
         tensors.clear()
+    mapped_files.check(parts.guards)
     return segments
+
+
+def guarded(segment: Segment, loaded: dict[str, torch.Tensor], guards: set[Any]) -> Segment:
+    """`segment` with the guards of its files, where it is a view of them and no copy."""
+    mapped = flags.enabled("EDGE_INFER_VLLM_MAPPED")
+    views = mapped and any(segment.codes is tensor for tensor in loaded.values())
+    return replace(segment, guards=tuple(guards)) if views else segment
+
+
+def prepare(layer: torch.nn.Module, path: WeightPath, segments: list[Segment]) -> None:
+    """Gives the layer to its weight path.
+
+    Raises WeightsLostError when a file could not be read any more while the path repacked it.
+    """
+    layer.edge_infer_path = path
+    path.prepare(layer, segments)
+    mapped_files.check(guard for segment in segments for guard in segment.guards)

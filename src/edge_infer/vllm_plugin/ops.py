@@ -17,6 +17,7 @@ from edge_infer import _native
 from edge_infer.vllm_plugin.segments import Segment
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+_NAMES = {torch.float32: "f32", torch.bfloat16: "bf16", torch.float16: "f16"}
 # Where the level has matrix hardware, prompt rows have numerics of their own.
 _PREFILL = bool(_native.kernels.bf16_prefill(_native.active_level()))
 _run, _lookup = _native.linear_run, _native.linear_lookup
@@ -32,6 +33,12 @@ _LIBRARY.define(
 
 def matrix(segment: Segment) -> Any:
     """The segment as a native matrix, which keeps its tensors alive."""
+    if segment.plain:
+        values = segment.codes.contiguous()
+        kind = _NAMES[values.dtype]
+        return _native.kernels.Matrix.rows(
+            values.view(-1).view(torch.uint8), n=segment.n, k=segment.k, type=kind
+        )
     minimums = segment.minimums
     return _native.kernels.Matrix.packed(
         segment.codes.view(torch.uint8),
@@ -50,8 +57,13 @@ def linear(segments: Sequence[Segment], bias: torch.Tensor | None) -> tuple[Any,
     bias: [sum of n], any float dtype.
     """
     values = None if bias is None else bias.detach().to(torch.float32)
-    native = _native.Linear([matrix(s) for s in segments], values)
+    native = _linear_of(segments, values)
     return native, torch.tensor([native.handle], dtype=torch.int64)
+
+
+def _linear_of(segments: Sequence[Segment], bias: torch.Tensor | None) -> Any:
+    guards = {guard for segment in segments for guard in segment.guards}
+    return _native.Linear([matrix(s) for s in segments], bias, list(guards))
 
 
 def experts(
@@ -60,8 +72,8 @@ def experts(
     """(native experts, their handle): each expert's gate and up [I, H] (or one [2*I, H]), and
     down [H, I]."""
     native = _native.Experts(
-        [_native.Linear([matrix(s) for s in parts]) for parts in gate_up],
-        [_native.Linear([matrix(s) for s in parts]) for parts in down],
+        [_linear_of(parts, None) for parts in gate_up],
+        [_linear_of(parts, None) for parts in down],
         activation,
     )
     return native, torch.tensor([native.handle], dtype=torch.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -10,12 +11,19 @@ from edge_infer.checkpoint import layout
 from edge_infer.checkpoint.reader import StoredForm
 from edge_infer.errors import CheckpointError
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 KINDS = ("codes", "scales", "minimums")
+PLAIN_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class Form(StoredForm):
     """How one module of the checkpoint is stored, and what its tensors have to be."""
+
+    plain: ClassVar[bool] = False
+    """Not quantized: rows of floats."""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -53,12 +61,47 @@ class Form(StoredForm):
 
 
 @dataclass(frozen=True)
+class PlainForm(Form):
+    """An unquantized module among packed ones that vLLM merges: one tensor of floats [n, k]."""
+
+    plain: ClassVar[bool] = True
+
+    @classmethod
+    def named(cls, name: str) -> Self:
+        """A module of which nothing else is known yet."""
+        return cls(name, n=0, k=0, bits=16, group_size=0, symmetric=True)
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return ("weight",)
+
+    def check(self, kind: str, tensor: torch.Tensor) -> None:
+        """Raises CheckpointError unless `tensor` is f32, bf16 or f16 [n, k]."""
+        if tensor.dtype not in PLAIN_DTYPES or tuple(tensor.shape) != (self.n, self.k):
+            raise CheckpointError(
+                f"tensor {self.name}.{kind} is {tensor.dtype} {tuple(tensor.shape)}; "
+                f"beside packed modules it has to be float32, bfloat16 or float16 "
+                f"{(self.n, self.k)}."
+            )
+
+    def segment(self, parts: dict[str, torch.Tensor]) -> Segment:
+        """The rows as they are; raises CheckpointError when they are missing."""
+        if "weight" not in parts:
+            raise CheckpointError(f"tensor {self.name}.weight is missing.")
+        weight = parts["weight"]
+        return Segment(
+            self.name, weight, torch.empty(0), None, self.n, self.k, 8 * weight.itemsize, 0
+        )
+
+
+@dataclass(frozen=True)
 class Segment:
-    """One matrix [n, k] in the packed layout (docs/edge/architecture.md).
+    """One matrix [n, k] in the packed layout (docs/edge/architecture.md), or of plain floats.
 
     codes: uint8 [N/16, K/8, 64] for 4 bits, int8 [N/16, K/4, 64] for 8; scales and minimums: fp16
     [N/16, K/group_size, 16]; N and K padded to 16 and the group. Contiguous, on the CPU, and
-    normally a view of the mapped checkpoint: nobody writes to them.
+    normally a view of the mapped checkpoint: nobody writes to them. Plain floats are `codes` [N, K]
+    f32, bf16 or f16 with group_size 0, the bits of their dtype and no scales.
     """
 
     name: str
@@ -69,6 +112,8 @@ class Segment:
     k: int
     bits: int
     group_size: int
+    guards: tuple[Any, ...] = ()
+    """Of the mapped files that the tensors are views of (mapped_files.py)."""
 
     @classmethod
     def of(cls, form: Form, parts: dict[str, torch.Tensor]) -> Segment:
@@ -88,6 +133,11 @@ class Segment:
         )
 
     @property
+    def plain(self) -> bool:
+        """Whether the matrix is rows of floats."""
+        return self.group_size == 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes of codes, scales and minimums."""
         return sum(t.nbytes for t in (self.codes, self.scales, self.minimums) if t is not None)
@@ -97,6 +147,8 @@ class Segment:
         import numpy as np
 
         end = self.n if end is None else min(end, self.n)
+        if self.plain:
+            return self.codes[begin:end].float()
         blocks = slice(begin // layout.BLOCK_N, -(-end // layout.BLOCK_N))
         minimums = None if self.minimums is None else self.minimums[blocks].numpy()
         values = layout.dequantize(

@@ -24,6 +24,7 @@ from edge_infer.vllm_plugin.patches.deferred import when_imported
 
 MODULES: tuple[str, ...] = (
     "kv_bytes",
+    "ranks",
     "rope_cap",
     "compile_cache",
     "release",
@@ -32,6 +33,7 @@ MODULES: tuple[str, ...] = (
     "spark_loader",
     "token_ids",
     "embeddings",
+    "complete",
 )
 """In the order in which they are applied."""
 

@@ -1,7 +1,7 @@
-"""Packed embeddings are read by models that pass no quantization to their embedding.
+"""Packed embeddings are read by models that pass no quantization to their embedding, or no name.
 
 Most of vLLM's models build their vocabulary embedding, some their head too, without
-``quant_config`` and without a name, as the stock methods leave both in 16 bits; a checkpoint whose
+``quant_config`` or without a name, as the stock methods leave both in 16 bits; a checkpoint whose
 embedding is packed then finds no place for its tensors. Here such a layer gets the model's cpu_int4
 config. A layer without a name is known by its shape, and by whether it is a head. A draft model of
 another folder is built beside the target's config and gets nothing.
@@ -33,6 +33,7 @@ HEADS = frozenset({"lm_head", "embed_out", "output", "head"})
 """Last names of output heads; other modules of that shape are embeddings."""
 _draft: ContextVar[bool] = ContextVar("draft", default=False)
 _TENSOR = re.compile(r"([\w.]+)\.(?:codes|scales|minimums)\b")
+_MODULE_NAME = re.compile(r"no module or parameter named '([\w.]+)'")
 
 
 def install(target: str) -> None:
@@ -56,7 +57,8 @@ def _with_config(original: Callable[..., Any], self: Any, *args: Any, **kwargs: 
     given = inspect.signature(original).bind(self, *args, **kwargs)
     given.apply_defaults()
     values = given.arguments
-    if values["quant_config"] is None and (config := _config()) is not None:
+    lacks = values["quant_config"] is None or not values["prefix"]  # Llama gives the one only
+    if lacks and (config := _config()) is not None:
         shape = (values["org_num_embeddings"] or values["num_embeddings"], values["embedding_dim"])
         name = packed_name(config, values["prefix"], shape, _is_head(self))
         if name is not None:
@@ -83,9 +85,18 @@ def _with_names(
     try:
         return original(self, model, model_config, *args)
     except (KeyError, ValueError) as e:  # what models raise for a tensor that they do not expect
-        found = _TENSOR.search(str(e)) if model_config.quantization == QUANT_METHOD else None
-        if found is None:
+        text = str(e).partition("The available parameters")[0]
+        found = _TENSOR.search(text) or _MODULE_NAME.search(text)
+        if found is None or model_config.quantization != QUANT_METHOD:
             raise
+        parent = found[1].rpartition(".")[0]
+        known = any(f".{name}".endswith(f".{parent}") for name, _ in model.named_modules())
+        if found.re is _MODULE_NAME or not known:
+            raise CheckpointError(
+                f"the checkpoint has {found[1]}; the {type(model).__name__} that its config "
+                "describes has no such module.",
+                remedy="config.json has to be that of these weights; convert the model again.",
+            ) from e
         pattern = re.sub(r"\b\d+\b", "*", found[1])  # the same module of every layer
         raise CheckpointError(
             f"vLLM's {type(model).__name__} keeps {found[1]} unquantized; the checkpoint has it "
