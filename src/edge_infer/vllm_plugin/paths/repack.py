@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from edge_infer.checkpoint.layout import BLOCK_N, pad
+from edge_infer.device.usage import own_memory
 from edge_infer.vllm_plugin import flags
 from edge_infer.vllm_plugin.paths import WeightPath
 from edge_infer.vllm_plugin.segments import Segment
@@ -68,6 +69,36 @@ def code_rows(segment: Segment, begin: int, end: int) -> torch.Tensor:
     return codes.view(blocks * BLOCK_N, count * 8)
 
 
+@dataclass(frozen=True)
+class RepackPeak:
+    """The largest block of codes that this process has unpacked at one time, in bytes."""
+
+    codes: int
+    """One byte a code."""
+    grown: int
+    """By how much the process's anonymous memory grew, as the kernel counts it."""
+
+
+_peak = RepackPeak(0, 0)
+
+
+def repack_peak() -> RepackPeak:
+    """Of this process until now."""
+    return _peak
+
+
+def _unpacked(segment: Segment, begin: int, end: int) -> torch.Tensor:
+    """`code_rows`, watched where the block is larger than any before."""
+    global _peak
+    size = (end - begin) * pad(segment.k, segment.group_size)
+    if size <= _peak.codes:
+        return code_rows(segment, begin, end)
+    before = own_memory().anonymous
+    codes = code_rows(segment, begin, end)
+    _peak = RepackPeak(size, max(_peak.grown, own_memory().anonymous - before))
+    return codes
+
+
 def code_blocks(run: Run, tile: int) -> Iterator[tuple[int, torch.Tensor]]:
     """(first channel, uint8 codes [channels, K padded]) of a run, block by block.
 
@@ -79,7 +110,7 @@ def code_blocks(run: Run, tile: int) -> Iterator[tuple[int, torch.Tensor]]:
         step = BLOCK_CHANNELS if blocked else segment.n
         for begin in range(0, segment.n, step):
             end = min(begin + step, segment.n)
-            codes = code_rows(segment, begin, pad(end, BLOCK_N))
+            codes = _unpacked(segment, begin, pad(end, BLOCK_N))
             missing = pad(end - begin, tile) - codes.shape[0]
             if missing > 0:
                 codes = torch.nn.functional.pad(codes, (0, 0, 0, missing), value=SYMMETRIC_ZERO)
