@@ -41,9 +41,12 @@ class Vllm:
         }
         self.llm = LLM(model, **{**arguments, **(further or {})})
         self.vocabulary = int(json.loads((Path(model) / "config.json").read_text())["vocab_size"])
+        # What vLLM made of the arguments, not what it was given: its CPU platform decides.
+        config = self.llm.llm_engine.vllm_config
         self.settings: dict[str, Any] = {
-            "dtype": "bfloat16",
-            "enforce_eager": eager,
+            "dtype": str(config.model_config.dtype).removeprefix("torch."),
+            "enforce_eager": config.model_config.enforce_eager,
+            "compilation": config.compilation_config.mode.name,
             "kv_cache_gb": os.environ.get("VLLM_CPU_KVCACHE_SPACE", ""),
             "threads_bind": os.environ.get("VLLM_CPU_OMP_THREADS_BIND", ""),
         }
