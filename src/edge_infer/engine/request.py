@@ -191,7 +191,9 @@ class Request:
     def _choose(self, logits: Any) -> Any:
         """Samples a token and counts it. With a constraint the token is drawn from all first: the
         mask is needed only where it is not allowed, and the second draw is another one, so each
-        token has the probability that a draw under the mask gives it."""
+        token has the probability that a draw under the mask gives it. Exactly that without
+        top_k, top_p and min_p; these choose from the model's own distribution first, and from the
+        masked one only in the second draw."""
         if self.constraint is None:
             return self.sampler.sample(logits, self._kept_out(logits))
         result = self.sampler.pick(logits, self._kept_out(logits))
