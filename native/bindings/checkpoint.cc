@@ -11,6 +11,7 @@
 #include "bindings/bindings.h"
 #include "checkpoint/quantize.h"
 #include "common/error.h"
+#include "kernels/kernels.h"
 
 namespace nb = nanobind;
 
@@ -48,11 +49,11 @@ nb::tuple quantize_matrix(
   job.group = group;
   job.minimum = minimum;
   job.threads = std::clamp(threads, 1, 64);
-  if ((bits != 4 && bits != 8) || (group != 32 && group != 64 && group != 128) ||
-      (minimum && bits != 4)) {
+  if ((bits != 4 && bits != 6 && bits != 8) || (group != 32 && group != 64 && group != 128) ||
+      (minimum && bits == 8)) {
     throw Error("invalid_parameter",
-                "quantize has 4-bit (with or without a minimum) and 8-bit symmetric codes in "
-                "groups of 32, 64 or 128; asked for " +
+                "quantize has 4- and 6-bit codes (with or without a minimum) and 8-bit symmetric "
+                "ones in groups of 32, 64 or 128; asked for " +
                     std::to_string(bits) + "-bit, group " + std::to_string(group) +
                     (minimum ? " with a minimum." : "."));
   }
@@ -72,7 +73,7 @@ nb::tuple quantize_matrix(
   }
   const size_t blocks = static_cast<size_t>((job.n + 15) / 16);
   const size_t groups = static_cast<size_t>((job.k + group - 1) / group);
-  const size_t lines = groups * static_cast<size_t>(group / (bits == 4 ? 8 : 4));
+  const size_t lines = groups * static_cast<size_t>(code_lines(group, bits));
   std::unique_ptr<uint8_t[]> codes(new uint8_t[blocks * lines * 64]);
   std::unique_ptr<uint16_t[]> scales(new uint16_t[blocks * groups * 16]);
   std::unique_ptr<uint16_t[]> minimums(minimum ? new uint16_t[blocks * groups * 16] : nullptr);

@@ -29,7 +29,8 @@ using Bias = std::optional<In<float, 1>>;
 WeightMatrix packed_matrix(In<uint8_t, 3> codes, In<uint16_t, 3> scales,
                            std::optional<In<uint16_t, 3>> minimums, int n, int k, int group,
                            int bits) {
-  require(bits == 4 || bits == 8, "bits is " + std::to_string(bits) + "; 4 or 8 exist");
+  require(bits == 4 || bits == 6 || bits == 8,
+          "bits is " + std::to_string(bits) + "; 4, 6 and 8 exist");
   require(group == 32 || group == 64 || group == 128,
           "group is " + std::to_string(group) + "; 32, 64 and 128 exist");
   require(n > 0 && k > 0 && k <= 1 << 24, "n and k must be positive, k at most 2^24");
@@ -38,9 +39,9 @@ WeightMatrix packed_matrix(In<uint8_t, 3> codes, In<uint16_t, 3> scales,
   w.m.k = k;
   w.m.group = group;
   w.m.k_pad = (k + group - 1) / group * group;
-  w.m.type = bits == 4 ? WeightType::kQ4 : WeightType::kQ8;
+  w.m.type = packed_type(bits);
   const size_t blocks = static_cast<size_t>(w.blocks());
-  const size_t lines = static_cast<size_t>(w.m.k_pad) / (bits == 4 ? 8 : 4);
+  const auto lines = static_cast<size_t>(code_lines(w.m.k_pad, bits));
   require(codes.shape(0) == blocks && codes.shape(1) == lines && codes.shape(2) == 64,
           "codes must have shape [" + std::to_string(blocks) + ", " + std::to_string(lines) +
               ", 64] for n=" + std::to_string(n) + ", k=" + std::to_string(k) + "");
@@ -78,9 +79,7 @@ WeightMatrix float_matrix(In<uint8_t, 1> bytes, int n, int k, const std::string&
   return w;
 }
 
-bool is_packed(const WeightMatrix& w) {
-  return w.m.type == WeightType::kQ4 || w.m.type == WeightType::kQ8;
-}
+bool is_packed(const WeightMatrix& w) { return bits_of(w.m.type) != 0; }
 
 template <class T>
 Out<T> make_array(std::initializer_list<size_t> shape, T** data) {

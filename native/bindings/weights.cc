@@ -43,7 +43,8 @@ Weight packed_weight(std::shared_ptr<WeightMap> map, int64_t codes, int64_t scal
           "A packed matrix needs N and K of 1 to 2^28");
   require(group == 32 || group == 64 || group == 128,
           "The group size is 32, 64 or 128, not " + std::to_string(group));
-  require(bits == 4 || bits == 8, "Packed weights have 4 or 8 bits, not " + std::to_string(bits));
+  require(bits == 4 || bits == 6 || bits == 8,
+          "Packed weights have 4, 6 or 8 bits, not " + std::to_string(bits));
   const int64_t n_pad = (int64_t{n} + 15) / 16 * 16,
                 k_pad = (int64_t{k} + group - 1) / group * group;
   const int64_t scale_bytes = n_pad * (k_pad / group) * 2;
@@ -56,7 +57,7 @@ Weight packed_weight(std::shared_ptr<WeightMap> map, int64_t codes, int64_t scal
       k,
       static_cast<int32_t>(k_pad),
       group,
-      bits == 4 ? WeightType::kQ4 : WeightType::kQ8};
+      packed_type(bits)};
   w.owner = std::move(map);
   return w;
 }
@@ -118,7 +119,7 @@ Regions regions(const Weight& w) {
   if (m.group == 0) return {{address(m.codes), values * (m.type == WeightType::kF32 ? 4 : 2)}};
   const int64_t n_pad = (int64_t{m.n} + kBlockN - 1) / kBlockN * kBlockN;
   const int64_t scales = n_pad * (m.k_pad / m.group) * 2;
-  Regions out = {{address(m.codes), n_pad * m.k_pad / (m.type == WeightType::kQ4 ? 2 : 1)},
+  Regions out = {{address(m.codes), n_pad * m.k_pad * bits_of(m.type) / 8},
                  {address(m.scales), scales}};
   if (m.minimums != nullptr) out.emplace_back(address(m.minimums), scales);
   return out;

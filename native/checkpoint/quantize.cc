@@ -11,8 +11,10 @@
 #include <vector>
 
 #include "common/half.h"
+#include "checkpoint/code_lines.h"
 #include "checkpoint/vec4.h"
 #include "common/error.h"
+#include "kernels/kernels.h"
 
 namespace ei {
 namespace {
@@ -148,16 +150,15 @@ Fit fit_symmetric(const Group& g, float low, float high, float t_begin, float t_
   return fit;
 }
 
-// Codes 0..15 with scale and minimum, solved jointly for each candidate spacing.
-Fit fit_minimum(const Group& g) {
-  constexpr float kHigh = 15;
+// Codes 0..high with scale and minimum, solved jointly for each candidate spacing.
+Fit fit_minimum(const Group& g, float high) {
   Fit fit;
   float lo = g.x[0], hi = g.x[0];
   for (int i = 1; i < g.size; ++i) {
     lo = std::min(lo, g.x[i]);
     hi = std::max(hi, g.x[i]);
   }
-  fit.in_range = std::fabs(lo) <= kHalfMax && hi - lo <= kHalfMax * kHigh;
+  fit.in_range = std::fabs(lo) <= kHalfMax && hi - lo <= kHalfMax * high;
   if (!fit.in_range) return fit;
   fit.minimum = float_to_half(lo);
   if (hi - lo < kTiny) return fit;
@@ -168,9 +169,9 @@ Fit fit_minimum(const Group& g) {
     vwx = vwx + load(g.w + i) * (load(g.x + i) - splat(lo));
   }
   const double total_w = sum(vw), total_wx = sum(vwx);
-  double best_gain = -1, best_s = (hi - lo) / kHigh, best_m = 0;  // m relative to lo
+  double best_gain = -1, best_s = (hi - lo) / high, best_m = 0;  // m relative to lo
   const auto consider = [&](float shift, float inverse) {
-    const Sums t = sums(g, lo + shift, inverse, 0, kHigh);
+    const Sums t = sums(g, lo + shift, inverse, 0, high);
     const double qx = t.qx + static_cast<double>(shift) * t.q;  // back to x - lo
     const double det = total_w * t.qq - static_cast<double>(t.q) * t.q;
     if (!(det > 1e-6 * total_w * t.qq)) return;
@@ -185,11 +186,11 @@ Fit fit_minimum(const Group& g) {
   };
   const float range = hi - lo;
   for (int i = 0; i < 16; ++i) {  // ends clipped by up to 1.5 steps, or 0.6 steps to spare
-    const float span = 14.4f + 0.25f * static_cast<float>(i);
+    const float span = high - 0.6f + 0.25f * static_cast<float>(i);
     const float inverse = span / range;
-    const float slack = 0.5f * (span - kHigh) / inverse;  // clip both ends alike
+    const float slack = 0.5f * (span - high) / inverse;  // clip both ends alike
     consider(slack, inverse);
-    if (span > kHigh) {
+    if (span > high) {
       consider(0, inverse);
       consider(2 * slack, inverse);
     }
@@ -203,7 +204,7 @@ Fit fit_minimum(const Group& g) {
   // fp16 rounds the scale, then the minimum that suits the rounded scale, then the scale again.
   const auto minimum_for = [&](uint16_t scale) {
     const float s = half_to_float(scale), shift = static_cast<float>(best_m);
-    const Sums t = sums(g, lo + shift, s == 0 ? 0 : 1 / s, 0, kHigh);
+    const Sums t = sums(g, lo + shift, s == 0 ? 0 : 1 / s, 0, high);
     return float_to_half(
         static_cast<float>(lo + (total_wx - static_cast<double>(s) * t.q) / total_w));
   };
@@ -218,7 +219,7 @@ Fit fit_minimum(const Group& g) {
   const uint16_t centre = float_to_half(s);
   for (const uint16_t h : {centre, step(centre, true), step(centre, false)}) {
     for (const uint16_t m : {minimum_for(h), float_to_half(static_cast<float>(lo + best_m))}) {
-      const float e = error_of(g, half_to_float(h), half_to_float(m), 0, kHigh);
+      const float e = error_of(g, half_to_float(h), half_to_float(m), 0, high);
       if (e < best_error) {
         best_error = e;
         fit.scale = h;
@@ -226,7 +227,7 @@ Fit fit_minimum(const Group& g) {
       }
     }
   }
-  fit.scale = best_half(g, half_to_float(fit.scale), half_to_float(fit.minimum), 0, kHigh);
+  fit.scale = best_half(g, half_to_float(fit.scale), half_to_float(fit.minimum), 0, high);
   return fit;
 }
 
@@ -241,16 +242,21 @@ struct Trouble {
 class Worker {
  public:
   explicit Worker(const QuantizeJob& job)
-      : job_(job), k_pad_((job.k + job.group - 1) / job.group * job.group) {
+      : job_(job),
+        k_pad_((job.k + job.group - 1) / job.group * job.group),
+        offset_(job.minimum ? 0 : code_offset(job.bits)),
+        low_(job.minimum     ? 0.f
+             : job.bits == 8 ? -127.f
+                             : static_cast<float>(-offset_)),
+        high_(job.bits == 8 ? 127.f : static_cast<float>((1 << job.bits) - 1 - offset_)) {
     group_.size = job.group;
   }
 
   bool block(int64_t b) {
-    const int64_t line_bytes = k_pad_ / (job_.bits == 4 ? 8 : 4) * 64;
+    const int64_t lines = code_lines(k_pad_, job_.bits);
     const int64_t groups = k_pad_ / job_.group;
-    uint8_t* codes = job_.codes + b * line_bytes;
-    const uint8_t zero = job_.bits == 4 && !job_.minimum ? 0x88 : 0;
-    std::memset(codes, zero, static_cast<size_t>(line_bytes));
+    uint8_t* codes = job_.codes + b * lines * 64;
+    fill_codes(codes, job_.bits, lines, offset_);
     for (int c = 0; c < 16; ++c) {
       const int64_t row = b * 16 + c;
       for (int64_t g = 0; g < groups; ++g) {
@@ -258,8 +264,9 @@ class Worker {
         Fit fit;
         if (row < job_.n) {
           if (!load_group(row, g * job_.group)) return false;
-          fit = job_.minimum     ? fit_minimum(group_)
+          fit = job_.minimum     ? fit_minimum(group_, high_)
                 : job_.bits == 4 ? fit_symmetric(group_, -8, 7, 5.7f, 9.3f, 0.3f)
+                : job_.bits == 6 ? fit_symmetric(group_, -32, 31, 27.f, 33.f, 0.25f)
                                  : fit_symmetric(group_, -127, 127, 123.5f, 127.5f, 0.5f);
           if (!fit.in_range) {
             trouble = {row, g * job_.group, true, extreme_of(group_)};
@@ -314,30 +321,20 @@ class Worker {
   void store_codes(uint8_t* codes, int channel, int64_t begin, const Fit& fit) const {
     const float s = half_to_float(fit.scale), m = half_to_float(fit.minimum);
     const float inverse = s == 0 ? 0 : 1 / s;
-    const bool four = job_.bits == 4;
-    const float low = job_.minimum ? 0 : four ? -8 : -127;
-    const float high = job_.minimum ? 15 : four ? 7 : 127;
-    const int bias = four && !job_.minimum ? 8 : 0;
     alignas(16) float q[kMaxGroup];
     for (int i = 0; i < group_.size; i += 4) {
       const Vec4 x = load(group_.x + i) - splat(m);
-      store(q + i, round_nearest(min(max(x * splat(inverse), splat(low)), splat(high))));
+      store(q + i, round_nearest(min(max(x * splat(inverse), splat(low_)), splat(high_))));
     }
     for (int i = count_; i < group_.size; ++i) q[i] = 0;
-    for (int i = 0; i < group_.size; ++i) {
-      const int64_t k = begin + i;
-      const int code = static_cast<int>(q[i]) + bias;
-      if (four) {
-        uint8_t& byte = codes[k / 8 * 64 + 4 * channel + k % 4];
-        byte = k % 8 < 4 ? (byte & 0xf0) | code : (byte & 0x0f) | code << 4;
-      } else {
-        codes[k / 4 * 64 + 4 * channel + k % 4] = static_cast<uint8_t>(code);
-      }
-    }
+    for (int i = 0; i < group_.size; ++i)
+      put_code(codes, job_.bits, channel, begin + i, static_cast<int>(q[i]) + offset_);
   }
 
   const QuantizeJob& job_;
   const int64_t k_pad_;
+  const int offset_;        // of stored codes
+  const float low_, high_;  // range of codes before it
   Group group_;
   int count_ = 0;
 };

@@ -14,11 +14,11 @@ struct QuantizeJob {
   SourceType type;
   int64_t n;
   int64_t k;
-  int bits;                 // 4 or 8
+  int bits;                 // 4, 6 or 8
   int group;                // 32, 64 or 128
-  bool minimum;             // 4-bit only: s*q + m instead of s*(q-8)
+  bool minimum;             // 4 and 6 bits: s*q + m instead of s*(q-8) or s*(q-32)
   const float* importance;  // f32 [k], the weight of an input channel's squared error; null: ones
-  uint8_t* codes;           // [ceil(n/16)][k_pad/8 or k_pad/4][64]
+  uint8_t* codes;           // [ceil(n/16)][code_lines(k_pad, bits)][64]
   uint16_t* scales;         // fp16 [ceil(n/16)][k_pad/group][16]
   uint16_t* minimums;       // like scales; null without a minimum
   int threads;

@@ -19,6 +19,11 @@ inline __m512i pair_bf16(__m512 a, __m512 b) {
   return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
 
+// a | (b & mask)
+inline __m512i join_bits(__m512i a, __m512i b, __m512i mask) {
+  return _mm512_ternarylogic_epi32(a, b, mask, 0xf8);
+}
+
 constexpr int kUnitsPerGroup = 4;        // a unit is 8 values of k of 16 channels
 constexpr int64_t kCodePrefetch = 2048;  // bytes ahead in the code stream
 
@@ -26,7 +31,9 @@ constexpr int64_t kCodePrefetch = 2048;  // bytes ahead in the code stream
 template <int kBits, bool kMin>
 inline void dequantize_unit(const Block& block, int u, __m512i* out) {
   const int64_t at = static_cast<int64_t>((u / kUnitsPerGroup) >> block.shift) * kBlockN;
-  const uint8_t* line = block.codes + static_cast<int64_t>(u) * (kBits * 16);
+  const uint8_t* line = kBits == 6
+                            ? block.codes + static_cast<int64_t>(u / 2) * kTriple + u % 2 * 64
+                            : block.codes + static_cast<int64_t>(u) * (kBits * 16);
   const __m512 s = load_half16(block.scales + at);
   __m512 f[8];
   _mm_prefetch(reinterpret_cast<const char*>(line) + kCodePrefetch, _MM_HINT_T0);
@@ -44,8 +51,24 @@ inline void dequantize_unit(const Block& block, int u, __m512i* out) {
       f[j] = _mm512_permutexvar_ps(_mm512_srli_epi32(v, shift), values);
     }
   } else {
-    _mm_prefetch(reinterpret_cast<const char*>(line) + kCodePrefetch + 64, _MM_HINT_T0);
-    const __m512i v[2] = {_mm512_loadu_si512(line), _mm512_loadu_si512(line + 64)};
+    __m512i v[2];  // signed bytes, the first and the last four of the unit
+    if (kBits == 6) {
+      const uint8_t* above = block.codes + static_cast<int64_t>(u / 2) * kTriple + 128;
+      _mm_prefetch(reinterpret_cast<const char*>(above) + kCodePrefetch, _MM_HINT_T0);
+      const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(48);
+      const __m512i q = _mm512_loadu_si512(line);
+      // of the four pairs of bits in a byte, the lower two or the upper two are this unit's
+      const __m512i p = _mm512_srl_epi16(_mm512_loadu_si512(above), _mm_cvtsi32_si128(u % 2 * 4));
+      v[0] = join_bits(_mm512_and_si512(q, low), _mm512_slli_epi16(p, 4), high);
+      v[1] =
+          join_bits(_mm512_and_si512(_mm512_srli_epi16(q, 4), low), _mm512_slli_epi16(p, 2), high);
+      if (!kMin)
+        for (int i = 0; i < 2; ++i) v[i] = _mm512_sub_epi8(v[i], _mm512_set1_epi8(32));
+    } else {
+      _mm_prefetch(reinterpret_cast<const char*>(line) + kCodePrefetch + 64, _MM_HINT_T0);
+      v[0] = _mm512_loadu_si512(line);
+      v[1] = _mm512_loadu_si512(line + 64);
+    }
 #pragma GCC unroll 8
     for (int j = 0; j < 8; ++j)
       f[j] =

@@ -10,7 +10,7 @@ constexpr int kActGroup = 32;    // activations share one int8 scale per 32 valu
 constexpr int kKvBlock = 32;     // tokens in a block of the paged KV pool
 constexpr int kPanelBlocks = 2;  // linear_bf16 dequantizes this many blocks (32 channels) at a time
 
-enum class WeightType : int32_t { kQ4 = 0, kQ8 = 1, kF32 = 2, kBf16 = 3, kF16 = 4 };
+enum class WeightType : int32_t { kQ4 = 0, kQ6 = 1, kQ8 = 2, kF32 = 3, kBf16 = 4, kF16 = 5 };
 enum class Activation : int32_t {
   kNone = 0,
   kSilu = 1,
@@ -22,11 +22,30 @@ enum class Activation : int32_t {
 enum class FloatType : int32_t { kF32 = 0, kBf16 = 1, kF16 = 2 };
 enum class KvType : int32_t { kF16 = 0, kBf16 = 1, kI8 = 2 };
 
-// One weight matrix [n, k]. Packed (kQ4, kQ8): codes in blocks of 16 channels as documented in
-// docs/edge/architecture.md; kQ4 codes [ceil(n/16)][k_pad/8][64] unsigned nibbles, value s*(q-8),
-// or s*q+m when minimums is set; kQ8 codes [ceil(n/16)][k_pad/4][64] int8, value s*q (+m). scales
-// and minimums are fp16 [ceil(n/16)][k_pad/group][16]. Float types: codes is row-major [n, k],
-// scales null.
+// Bits of a code of a packed type; 0 for float types.
+constexpr int bits_of(WeightType type) {
+  return type == WeightType::kQ4   ? 4
+         : type == WeightType::kQ6 ? 6
+         : type == WeightType::kQ8 ? 8
+                                   : 0;
+}
+
+// The packed type of 4, 6 or 8 bits.
+constexpr WeightType packed_type(int bits) {
+  return bits == 4 ? WeightType::kQ4 : bits == 6 ? WeightType::kQ6 : WeightType::kQ8;
+}
+
+// What 4- and 6-bit codes without a minimum have added to them; 8-bit codes are signed.
+constexpr int code_offset(int bits) { return bits == 8 ? 0 : 1 << (bits - 1); }
+
+// Lines of 64 bytes that the codes of `k_pad` values of k of a block take.
+constexpr int64_t code_lines(int64_t k_pad, int bits) { return k_pad * bits / 32; }
+
+// One weight matrix [n, k]. Packed (kQ4, kQ6, kQ8): codes in blocks of 16 channels as documented in
+// docs/edge/architecture.md, [ceil(n/16)][code_lines(k_pad, bits)][64] bytes: kQ4 unsigned nibbles,
+// value s*(q-8), or s*q+m when minimums is set; kQ6 unsigned, lines of nibbles and of the two bits
+// above them, value s*(q-32) or s*q+m; kQ8 int8, value s*q (+m). scales and minimums are fp16
+// [ceil(n/16)][k_pad/group][16]. Float types: codes is row-major [n, k], scales null.
 struct Matrix {
   const void* codes;
   const uint16_t* scales;

@@ -217,17 +217,9 @@ inline void linear_bf16(const Matrix& w, const uint16_t* x, int rows, int block_
   if (block_end > blocks) block_end = blocks;
   __m512i* panels = static_cast<__m512i*>(scratch);
   configure_tiles();
-  if (w.type == WeightType::kQ4) {
-    if (w.minimums)
-      linear_stages<4, true>(w, x, rows, block_begin, block_end, panels, y, y_stride, e);
-    else
-      linear_stages<4, false>(w, x, rows, block_begin, block_end, panels, y, y_stride, e);
-  } else {
-    if (w.minimums)
-      linear_stages<8, true>(w, x, rows, block_begin, block_end, panels, y, y_stride, e);
-    else
-      linear_stages<8, false>(w, x, rows, block_begin, block_end, panels, y, y_stride, e);
-  }
+  for_form(w, [&]<int kBits, bool kMin>() {
+    linear_stages<kBits, kMin>(w, x, rows, block_begin, block_end, panels, y, y_stride, e);
+  });
   release_tiles();
 }
 

@@ -42,19 +42,10 @@ inline void linear_bf16(const Matrix& w, const uint16_t* x, int rows, int block_
     const int channels = w.n - first < kBlockN ? w.n - first : kBlockN;
     if (channels <= 0) return;
     const Block block = block_of(w, b);
-    for (int u = 0; u < steps * kUnitsPerGroup; ++u) {
-      if (w.type == WeightType::kQ4) {
-        if (w.minimums)
-          dequantize_unit<4, true>(block, u, panel + 4 * u);
-        else
-          dequantize_unit<4, false>(block, u, panel + 4 * u);
-      } else {
-        if (w.minimums)
-          dequantize_unit<8, true>(block, u, panel + 4 * u);
-        else
-          dequantize_unit<8, false>(block, u, panel + 4 * u);
-      }
-    }
+    for_form(w, [&]<int kBits, bool kMin>() {
+      for (int u = 0; u < steps * kUnitsPerGroup; ++u)
+        dequantize_unit<kBits, kMin>(block, u, panel + 4 * u);
+    });
     const float* bias = e.bias ? e.bias + first : nullptr;
     for (int r = 0; r < rows;) {
       const uint16_t* tile = x + (static_cast<int64_t>(r / 16) * steps * 16 + r % 16) * 32;

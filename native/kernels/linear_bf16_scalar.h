@@ -14,21 +14,15 @@ inline int64_t bf16_scratch_bytes(int k_pad) {
 }
 
 // panel[k][c] of one block, as floats that bf16 can represent.
-inline void dequantize_block(const Matrix& w, int b, uint16_t* panel) {
-  const Block block = block_of(w, b);
-  const int zero = w.type == WeightType::kQ4 && !w.minimums ? 8 : 0;
-  for (int k = 0; k < w.k_pad; ++k) {
+template <int kBits, bool kMin>
+inline void dequantize_block(const Block& block, int k_pad, uint16_t* panel) {
+  constexpr int kZero = kMin ? 0 : code_offset(kBits);
+  for (int k = 0; k < k_pad; ++k) {
     const int64_t row = static_cast<int64_t>((k / kActGroup) >> block.shift) * kBlockN;
     for (int c = 0; c < kBlockN; ++c) {
-      int q;
-      if (w.type == WeightType::kQ4) {
-        const uint8_t byte = block.codes[static_cast<int64_t>(k / 8) * 64 + 4 * c + k % 4];
-        q = (k % 8 < 4 ? byte & 15 : byte >> 4) - zero;
-      } else {
-        q = static_cast<int8_t>(block.codes[static_cast<int64_t>(k / 4) * 64 + 4 * c + k % 4]);
-      }
+      const int q = code_at<kBits>(block.codes, c, k) - kZero;
       float v = half_to_float(block.scales[row + c]) * static_cast<float>(q);
-      if (w.minimums) v += half_to_float(block.minimums[row + c]);
+      if (kMin) v += half_to_float(block.minimums[row + c]);
       panel[static_cast<int64_t>(k) * kBlockN + c] = float_to_bf16(v);
     }
   }
@@ -43,7 +37,9 @@ inline void linear_bf16(const Matrix& w, const uint16_t* x, int rows, int block_
     const int first = b * kBlockN;
     const int channels = w.n - first < kBlockN ? w.n - first : kBlockN;
     if (channels <= 0) return;
-    dequantize_block(w, b, panel);
+    for_form(w, [&]<int kBits, bool kMin>() {
+      dequantize_block<kBits, kMin>(block_of(w, b), w.k_pad, panel);
+    });
     for (int r = 0; r < rows; ++r) {
       float acc[kBlockN] = {};
       for (int k = 0; k < steps * 32; ++k) {

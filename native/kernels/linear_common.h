@@ -22,7 +22,7 @@ struct Block {
 
 inline Block block_of(const Matrix& w, int b) {
   const int64_t k = w.k_pad;
-  const int64_t code_bytes = w.type == WeightType::kQ4 ? k * 8 : k * 16;
+  const int64_t code_bytes = code_lines(k, bits_of(w.type)) * 64;
   const int64_t scale_row = k / w.group * kBlockN;
   return {static_cast<const uint8_t*>(w.codes) + b * code_bytes,
           w.scales + b * scale_row,
@@ -33,6 +33,35 @@ inline Block block_of(const Matrix& w, int b) {
           w.group == 128  ? 2
           : w.group == 64 ? 1
                           : 0};
+}
+
+// Codes of 6 bits: 16 values of k are two lines as those of 4 bits, for the low bits, and a line of
+// the bits above them: bits 2t and 2t+1 of its byte 4*c + j belong to channel c, k = 4*t + j.
+constexpr int kTriple = 3 * 64;
+
+// The stored code of channel c, value k of a block.
+template <int kBits>
+inline int code_at(const uint8_t* codes, int c, int k) {
+  const int byte = 4 * c + k % 4;
+  if (kBits == 8) return static_cast<int8_t>(codes[static_cast<int64_t>(k / 4) * 64 + byte]);
+  const uint8_t* line = kBits == 4
+                            ? codes + static_cast<int64_t>(k / 8) * 64
+                            : codes + static_cast<int64_t>(k / 16) * kTriple + k / 8 % 2 * 64;
+  const int low = k % 8 < 4 ? line[byte] & 15 : line[byte] >> 4;
+  if (kBits == 4) return low;
+  const int above = codes[static_cast<int64_t>(k / 16) * kTriple + 128 + byte];
+  return low | (above >> (k / 4 % 4 * 2) & 3) << 4;
+}
+
+// Calls f<bits, with a minimum>() for a packed matrix.
+template <class F>
+inline void for_form(const Matrix& w, const F& f) {
+  if (w.type == WeightType::kQ4)
+    w.minimums ? f.template operator()<4, true>() : f.template operator()<4, false>();
+  else if (w.type == WeightType::kQ6)
+    w.minimums ? f.template operator()<6, true>() : f.template operator()<6, false>();
+  else
+    w.minimums ? f.template operator()<8, true>() : f.template operator()<8, false>();
 }
 
 // A single row keeps up with memory, and wants its codes in the first level; with several rows the

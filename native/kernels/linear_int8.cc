@@ -71,17 +71,9 @@ void linear_packed(const Matrix& w, const QuantRows& x, int block_begin, int blo
 
 void linear_int8(const Matrix& w, const QuantRows& x, int block_begin, int block_end, float* y,
                  int64_t y_stride, const Epilogue& e) {
-  if (w.type == WeightType::kQ4) {
-    if (w.minimums)
-      linear_packed<4, true>(w, x, block_begin, block_end, y, y_stride, e);
-    else
-      linear_packed<4, false>(w, x, block_begin, block_end, y, y_stride, e);
-  } else {
-    if (w.minimums)
-      linear_packed<8, true>(w, x, block_begin, block_end, y, y_stride, e);
-    else
-      linear_packed<8, false>(w, x, block_begin, block_end, y, y_stride, e);
-  }
+  for_form(w, [&]<int kBits, bool kMin>() {
+    linear_packed<kBits, kMin>(w, x, block_begin, block_end, y, y_stride, e);
+  });
 }
 
 // Zero groups, and groups whose reciprocal would overflow (|x| below 4e-37), become scale 0. Inf
@@ -117,34 +109,35 @@ void quantize_rows(const float* x, int64_t x_stride, int rows, int k, int k_pad,
   }
 }
 
+// Channel c of a block: k values, times scale.
+template <int kBits, bool kMin>
+void dequantize_channel(const Block& block, int c, int k, float scale, float* out) {
+  constexpr int kZero = kMin ? 0 : code_offset(kBits);
+  for (int g = 0; g * kActGroup < k; ++g) {
+    const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN + c;
+    const float s = half_to_float(block.scales[at]);
+    const float m = kMin ? half_to_float(block.minimums[at]) : 0.0f;
+    const uint8_t* codes = block.codes + g * code_lines(kActGroup, kBits) * 64;
+    float v[kActGroup];
+#pragma GCC unroll 32
+    for (int j = 0; j < kActGroup; ++j)
+      v[j] = (s * static_cast<float>(code_at<kBits>(codes, c, j) - kZero) + m) * scale;
+    const int left = k - g * kActGroup;
+    std::memcpy(out + g * kActGroup, v,
+                sizeof(float) * static_cast<size_t>(left < kActGroup ? left : kActGroup));
+  }
+}
+
 void dequantize_rows(const Matrix& w, const int32_t* ids, int count, float scale, float* y,
                      int64_t y_stride) {
   for (int i = 0; i < count; ++i) {
     const int64_t id = ids[i];
     float* out = y + i * y_stride;
-    if (w.type == WeightType::kQ4 || w.type == WeightType::kQ8) {
+    if (bits_of(w.type) != 0) {
       const Block block = block_of(w, static_cast<int>(id / kBlockN));
-      const int c = static_cast<int>(id % kBlockN);
-      const int step = w.type == WeightType::kQ4 ? 8 : 4;  // values of k in a line
-      for (int k0 = 0; k0 < w.k; k0 += step) {
-        const int row = (k0 / kActGroup) >> block.shift;
-        const float s = half_to_float(block.scales[row * kBlockN + c]);
-        const float m = block.minimums ? half_to_float(block.minimums[row * kBlockN + c]) : 0.0f;
-        const int zero = w.type == WeightType::kQ4 && !block.minimums ? 8 : 0;
-        const uint8_t* bytes = block.codes + static_cast<int64_t>(k0 / step) * 64 + 4 * c;
-        float v[8];
-        if (w.type == WeightType::kQ4) {
-          for (int j = 0; j < 4; ++j) {
-            v[j] = s * static_cast<float>((bytes[j] & 15) - zero) + m;
-            v[4 + j] = s * static_cast<float>((bytes[j] >> 4) - zero) + m;
-          }
-        } else {
-          for (int j = 0; j < 4; ++j)
-            v[j] = s * static_cast<float>(static_cast<int8_t>(bytes[j])) + m;
-        }
-        const int valid = w.k - k0 < step ? w.k - k0 : step;
-        for (int j = 0; j < valid; ++j) out[k0 + j] = v[j] * scale;
-      }
+      for_form(w, [&]<int kBits, bool kMin>() {
+        dequantize_channel<kBits, kMin>(block, static_cast<int>(id % kBlockN), w.k, scale, out);
+      });
     } else if (w.type == WeightType::kF32) {
       const char* src = static_cast<const char*>(w.codes) + id * w.k * 4;
       for (int k = 0; k < w.k; ++k) {

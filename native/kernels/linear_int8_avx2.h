@@ -19,32 +19,44 @@ inline __m256i broadcast4(const int8_t* p) {
 // Keeps a running sum in its register: compilers reassociate integer sums into trees that spill.
 inline void keep(__m256i& v) { __asm__("" : "+x"(v)); }
 
+// Step s of a group of 4 or 6 bits: 4 values of k of 8 channels (half a line), as unsigned bytes.
+template <int kBits>
+inline __m256i unpack(const uint8_t* group, int s) {
+  const __m256i low = _mm256_set1_epi8(15);
+  const auto load = [](const uint8_t* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  };
+  const __m256i v =
+      load(kBits == 4 ? group + s / 2 * 64 : group + s / 4 * kTriple + s % 4 / 2 * 64);
+  const __m256i q = _mm256_and_si256(s % 2 == 0 ? v : _mm256_srli_epi16(v, 4), low);
+  if (kBits == 4) return q;
+  const __m256i p = load(group + s / 4 * kTriple + 128);
+  const __m256i above = s % 4 == 0   ? _mm256_slli_epi16(p, 4)
+                        : s % 4 == 1 ? _mm256_slli_epi16(p, 2)
+                        : s % 4 == 2 ? p
+                                     : _mm256_srli_epi16(p, 2);
+  return _mm256_or_si256(q, _mm256_and_si256(above, _mm256_set1_epi8(48)));
+}
+
 // Exact integer dots of 32 values of k: 8 channels (half a line) against R rows.
 template <int R, int kBits, bool kMin>
 inline void group_dots(const uint8_t* line, const int8_t* codes, int64_t k_stride,
                        const int32_t* sums, int64_t g_stride, __m256i* dot) {
-  const __m256i low = _mm256_set1_epi8(15);
 #if EI_LEVEL >= 2
   // dpwssd with (-bias, 0) word pairs: the sum fits its low word, so this is -bias*sum.
-  const __m256i bias = _mm256_set1_epi32(kBits == 4 ? 0xfff8 : 0xff80);
+  const __m256i bias = _mm256_set1_epi32(0x10000 - (1 << (kBits - 1)));
   for (int i = 0; i < R; ++i) {
     dot[i] = _mm256_setzero_si256();
     if (kBits == 8 || !kMin)
       dot[i] = _mm256_dpwssd_avx_epi32(dot[i], bias, _mm256_set1_epi32(sums[i * g_stride]));
   }
-  if (kBits == 4) {
-#pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s));
-      const __m256i lo = _mm256_and_si256(v, low);
-      const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
-      const int8_t* a = codes + 8 * s;
+  if constexpr (kBits < 8) {
+#pragma GCC unroll 8
+    for (int s = 0; s < 8; ++s) {
+      const __m256i v = unpack<kBits>(line, s);
 #pragma GCC unroll 8
       for (int i = 0; i < R; ++i)
-        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], lo, broadcast4(a + i * k_stride));
-#pragma GCC unroll 8
-      for (int i = 0; i < R; ++i)
-        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], hi, broadcast4(a + i * k_stride + 4));
+        dot[i] = _mm256_dpbusd_avx_epi32(dot[i], v, broadcast4(codes + i * k_stride + 4 * s));
     }
   } else {
     const __m256i flip = _mm256_set1_epi8(-128);
@@ -59,25 +71,26 @@ inline void group_dots(const uint8_t* line, const int8_t* codes, int64_t k_strid
 #else
   const __m256i ones = _mm256_set1_epi16(1);
   for (int i = 0; i < R; ++i) dot[i] = _mm256_setzero_si256();
-  if (kBits == 4) {
-    // eight sums of two products of at most 15*127 stay below 2^15
+  if constexpr (kBits < 8) {
+    // 16 bits hold eight sums of two products of at most 15*127, and two of those of 63*127
 #pragma GCC unroll 4
-    for (int s = 0; s < 4; ++s) {
-      const __m256i v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(line + 64 * s));
-      const __m256i lo = _mm256_and_si256(v, low);
-      const __m256i hi = _mm256_and_si256(_mm256_srli_epi16(v, 4), low);
+    for (int s = 0; s < 8; s += 2) {
+      const __m256i v = unpack<kBits>(line, s), next = unpack<kBits>(line, s + 1);
+#pragma GCC unroll 8
       for (int i = 0; i < R; ++i) {
-        const int8_t* a = codes + i * k_stride + 8 * s;
-        dot[i] =
-            _mm256_add_epi16(dot[i], _mm256_add_epi16(_mm256_maddubs_epi16(lo, broadcast4(a)),
-                                                      _mm256_maddubs_epi16(hi, broadcast4(a + 4))));
+        const int8_t* a = codes + i * k_stride + 4 * s;
+        const __m256i two = _mm256_add_epi16(_mm256_maddubs_epi16(v, broadcast4(a)),
+                                             _mm256_maddubs_epi16(next, broadcast4(a + 4)));
+        dot[i] = kBits == 4 ? _mm256_add_epi16(dot[i], two)
+                            : _mm256_add_epi32(dot[i], _mm256_madd_epi16(two, ones));
+        if (kBits == 6) keep(dot[i]);
       }
     }
     for (int i = 0; i < R; ++i) {
-      dot[i] = _mm256_madd_epi16(dot[i], ones);
+      if (kBits == 4) dot[i] = _mm256_madd_epi16(dot[i], ones);
       if (!kMin)
-        dot[i] =
-            _mm256_sub_epi32(dot[i], _mm256_slli_epi32(_mm256_set1_epi32(sums[i * g_stride]), 3));
+        dot[i] = _mm256_sub_epi32(
+            dot[i], _mm256_slli_epi32(_mm256_set1_epi32(sums[i * g_stride]), kBits - 1));
     }
   } else {
     // |w| <= 128 is unsigned and its sign moves to the activation: 2*128*127 stays below 2^15.
@@ -114,7 +127,7 @@ inline void dot_halves(const Block& block, int first, const int8_t* codes, int64
   for (int h = 0; h < H; ++h)
     for (int i = 0; i < R; ++i) v[h][i] = _mm256_setzero_ps();
   for (int g = 0; g < block.groups; ++g) {
-    const int64_t offset = static_cast<int64_t>(g) * (kActGroup * kBits * 2);
+    const int64_t offset = g * code_lines(kActGroup, kBits) * 64;
 #pragma GCC unroll 4
     for (int h = 0; h < H; ++h) {
       const int b = (first + h) / 2, half = (first + h) % 2;
@@ -185,7 +198,7 @@ inline void dot_rows(const Block& block, const int8_t* codes, int64_t k_stride, 
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < kBlockN; ++c) acc[i * acc_stride + c] = 0.0f;
   for (int g = 0; g < block.groups; ++g) {
-    const uint8_t* line = block.codes + static_cast<int64_t>(g) * (kActGroup * 8);
+    const uint8_t* line = block.codes + g * code_lines(kActGroup, 4) * 64;
     const int8_t* a = codes + g * kActGroup;
     __m256i dot[R][2];
     line_dots<R, 0>(line, a, k_stride, dot);

@@ -20,6 +20,25 @@ inline __m512 load_half16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
 }
 
+// Step s of a group: 4 values of k of the 16 channels, as unsigned bytes. Codes of 8 bits have 128
+// added.
+template <int kBits>
+inline __m512i unpack(const uint8_t* group, int s) {
+  const __m512i low = _mm512_set1_epi8(15);
+  if (kBits == 8)
+    return _mm512_xor_si512(_mm512_loadu_si512(group + 64 * s), _mm512_set1_epi8(-128));
+  const uint8_t* line = kBits == 4 ? group + s / 2 * 64 : group + s / 4 * kTriple + s % 4 / 2 * 64;
+  const __m512i v = _mm512_loadu_si512(line);
+  const __m512i q = _mm512_and_si512(s % 2 == 0 ? v : _mm512_srli_epi16(v, 4), low);
+  if (kBits == 4) return q;
+  const __m512i p = _mm512_loadu_si512(group + s / 4 * kTriple + 128);
+  const __m512i above = s % 4 == 0   ? _mm512_slli_epi16(p, 4)
+                        : s % 4 == 1 ? _mm512_slli_epi16(p, 2)
+                        : s % 4 == 2 ? p
+                                     : _mm512_srli_epi16(p, 2);
+  return _mm512_ternarylogic_epi32(q, above, _mm512_set1_epi8(48), 0xf8);  // q | (above & 48)
+}
+
 // dot[b][i] += 4 values of k of the channels of block b times those of row i.
 template <int B, int R>
 inline void dot_rows(const __m512i* w, const int8_t* codes, int64_t k_stride, __m512i (*dot)[R]) {
@@ -36,7 +55,6 @@ inline void dot_rows(const __m512i* w, const int8_t* codes, int64_t k_stride, __
 template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
               const int32_t* sums, int64_t g_stride, float (*acc)[B * kBlockN]) {
-  const __m512i low = _mm512_set1_epi8(15), flip = _mm512_set1_epi8(-128);
   __m512 v[B][R];
 #pragma GCC unroll 4
   for (int b = 0; b < B; ++b)
@@ -51,31 +69,24 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
     for (int i = 0; i < R; ++i) {
       __m512i first = _mm512_setzero_si512();
       if (kBits == 8 || !kMin)  // not by dpwssd: the multipliers have enough to do
-        first = _mm512_sub_epi32(first, _mm512_slli_epi32(_mm512_set1_epi32(sums[i * g_stride + g]),
-                                                          kBits == 4 ? 3 : 7));
+        first = _mm512_sub_epi32(
+            first, _mm512_slli_epi32(_mm512_set1_epi32(sums[i * g_stride + g]), kBits - 1));
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) dot[b][i] = first;
     }
 #pragma GCC unroll 8
-    for (int s = 0; s < kBits; ++s) {
+    for (int s = 0; s < 8; ++s) {
       __m512i w[B];
 #pragma GCC unroll 4
       for (int b = 0; b < B; ++b) {
         const uint8_t* p = line + b * block.code_stride;
-        prefetch_codes(block, p, offset, B);
-        w[b] = _mm512_loadu_si512(p);
-        w[b] = kBits == 4 ? _mm512_and_si512(w[b], low) : _mm512_xor_si512(w[b], flip);
+        const int next = s * kBits / 8;  // kBits lines in eight steps
+        if (s == 0 || next != (s - 1) * kBits / 8) prefetch_codes(block, p + 64 * next, offset, B);
+        w[b] = unpack<kBits>(p, s);
       }
-      dot_rows<B, R>(w, a + (kBits == 4 ? 8 : 4) * s, k_stride, dot);
-      if (kBits == 4) {
-#pragma GCC unroll 4
-        for (int b = 0; b < B; ++b)
-          w[b] = _mm512_and_si512(
-              _mm512_srli_epi16(_mm512_loadu_si512(line + b * block.code_stride), 4), low);
-        dot_rows<B, R>(w, a + 8 * s + 4, k_stride, dot);
-      }
-      line += 64;
+      dot_rows<B, R>(w, a + 4 * s, k_stride, dot);
     }
+    line += 64 * kBits;
     const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN;
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {

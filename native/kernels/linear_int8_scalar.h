@@ -10,6 +10,23 @@ namespace {
 constexpr int kTileRows = 4;
 constexpr int kTileBlocks = 1;
 
+// The codes of a group as [channel][k]: once for all rows, and in the order of the sums.
+template <int kBits>
+inline void unpack(const uint8_t* group, int16_t (*w)[kActGroup]) {
+  for (int s = 0; s < 8; ++s) {
+    const uint8_t* line = kBits == 4   ? group + s / 2 * 64
+                          : kBits == 6 ? group + s / 4 * kTriple + s % 4 / 2 * 64
+                                       : group + s * 64;
+    const uint8_t* above = group + s / 4 * kTriple + 128;
+    int16_t q[64];
+    for (int i = 0; i < 64; ++i)
+      q[i] = kBits == 8 ? static_cast<int8_t>(line[i]) : line[i] >> s % 2 * 4 & 15;
+    if (kBits == 6)
+      for (int i = 0; i < 64; ++i) q[i] |= (above[i] >> s % 4 * 2 & 3) << 4;
+    for (int c = 0; c < kBlockN; ++c) std::memcpy(&w[c][4 * s], q + 4 * c, 4 * sizeof q[0]);
+  }
+}
+
 // acc[i][c] = dot of row i (codes + i*k_stride, scales and sums + i*g_stride) and channel c.
 template <int B, int R, int kBits, bool kMin>
 void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const float* scales,
@@ -18,26 +35,17 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
   for (int i = 0; i < R; ++i)
     for (int c = 0; c < kBlockN; ++c) acc[i][c] = 0.0f;
   for (int g = 0; g < block.groups; ++g) {
-    const uint8_t* line = block.codes + static_cast<int64_t>(g) * (kActGroup * kBits * 2);
+    int16_t w[kBlockN][kActGroup];
+    unpack<kBits>(block.codes + g * code_lines(kActGroup, kBits) * 64, w);
     const int64_t at = static_cast<int64_t>(g >> block.shift) * kBlockN;
     for (int i = 0; i < R; ++i) {
-      const int8_t* a = codes + i * k_stride + g * kActGroup;
+      int16_t a[kActGroup];
+      for (int k = 0; k < kActGroup; ++k) a[k] = codes[i * k_stride + g * kActGroup + k];
       const float s_a = scales[i * g_stride + g];
       const int32_t sum = sums[i * g_stride + g];
       for (int c = 0; c < kBlockN; ++c) {
-        int32_t dot = 0;
-        if (kBits == 4) {
-          for (int s = 0; s < 4; ++s)
-            for (int j = 0; j < 4; ++j) {
-              const int byte = line[64 * s + 4 * c + j];
-              dot += (byte & 15) * a[8 * s + j] + (byte >> 4) * a[8 * s + 4 + j];
-            }
-          if (!kMin) dot -= 8 * sum;
-        } else {
-          for (int s = 0; s < 8; ++s)
-            for (int j = 0; j < 4; ++j)
-              dot += static_cast<int8_t>(line[64 * s + 4 * c + j]) * a[4 * s + j];
-        }
+        int32_t dot = kMin ? 0 : -code_offset(kBits) * sum;
+        for (int k = 0; k < kActGroup; ++k) dot += int32_t{w[c][k]} * a[k];
         const float s_w = half_to_float(block.scales[at + c]);
         float v = std::fmaf(static_cast<float>(dot), s_w * s_a, acc[i][c]);
         if (kMin)

@@ -11,9 +11,7 @@ namespace ei {
 
 constexpr int kPrivateRows = 2;  // recomputing this many rows costs less than a barrier
 
-inline bool is_packed(const Matrix& m) {
-  return m.type == WeightType::kQ4 || m.type == WeightType::kQ8;
-}
+inline bool is_packed(const Matrix& m) { return bits_of(m.type) != 0; }
 inline int blocks_of(const Matrix& m) { return (m.n + kBlockN - 1) / kBlockN; }
 inline uint8_t* align64(uint8_t* p) {
   return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(p) + 63) & ~uintptr_t{63});

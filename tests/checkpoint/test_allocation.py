@@ -101,8 +101,9 @@ def test_refusals(tmp_path) -> None:
     folder = model(tmp_path / "m")
     with pytest.raises(ConfigError, match=r"the smallest forms take 4\."):
         convert(folder, tmp_path / "out", target_bpw=4.0)
-    with pytest.raises(ConfigError, match="target_bpw chooses"):
-        convert(folder, tmp_path / "out", target_bpw=5.0, bits=4)
+    for given in ({"bits": 4}, {"module_bits": [("*", 4)]}):
+        with pytest.raises(ConfigError, match="target_bpw chooses"):
+            convert(folder, tmp_path / "out", target_bpw=5.0, **given)
     with pytest.raises(ConfigError, match=r"no module model\.embed_tokens"):
         convert(folder, tmp_path / "out", importance={})
     wrong = {

@@ -35,7 +35,7 @@ def reference(arch, name, kind, raw):
     return w
 
 
-EXACT = {"Q4_0": (4, True), "Q4_1": (4, False), "Q5_0": (8, True), "Q5_1": (8, False),
+EXACT = {"Q4_0": (4, True), "Q4_1": (4, False), "Q5_0": (6, True), "Q5_1": (6, False),
          "Q8_0": (8, True)}  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def test_repacking_is_exact(tmp_path, values, arch, kind):
     assert (m.bits, m.minimums is None, m.group_size) == (*EXACT[kind], 32)
 
 
-@pytest.mark.parametrize("kind,bits", [("Q4_K", 4), ("Q5_K", 8)])
+@pytest.mark.parametrize("kind,bits", [("Q4_K", 4), ("Q5_K", 6)])
 def test_k_types_keep_their_codes(tmp_path, values, kind, bits):
     stored, c = converted(tmp_path, "qwen3", [kind])
     for name, (k, raw) in stored.items():
@@ -67,7 +67,7 @@ def test_k_types_keep_their_codes(tmp_path, values, kind, bits):
 
 
 @pytest.mark.parametrize("kind", ["Q6_K", "F32", "F16", "BF16"])
-@pytest.mark.parametrize("bits,bound", [(None, 0.006), (8, 0.006), (4, 0.12)])
+@pytest.mark.parametrize("bits,bound", [(None, 0.006), (8, 0.006), (6, 0.03), (4, 0.12)])
 def test_other_types_are_quantized(tmp_path, values, kind, bits, bound):
     stored, c = converted(tmp_path, "qwen2", [kind], tied=False, options={"bits": bits})
     assert {m.bits for m in c.matrices.values()} == {bits or 8}
@@ -87,6 +87,14 @@ def test_four_bits_on_request(tmp_path, values):
     assert sum(m.minimums is None for m in c.matrices.values()) == 3
     q = c.config["quantization_config"]
     assert (q["bits"], q["symmetric"], q["group_size"]) == (4, False, 32)
+
+
+def test_six_bits_on_request(tmp_path, values):
+    kinds = ["Q4_0", "Q8_0", "Q5_1", "Q5_K", "F16"]
+    _, c = converted(tmp_path, "llama", kinds, options={"bits": 6})
+    assert {m.bits for m in c.matrices.values()} == {4, 6}
+    assert c.matrices["model.embed_tokens"].bits == 4  # smaller ones keep their codes
+    assert c.config["quantization_config"]["version"] == 2
 
 
 def test_kept_codes_say_so_when_another_group_is_asked_for(tmp_path):

@@ -61,6 +61,8 @@ def run(tmp_path, arrays, config=None, **options):
         ({}, 4, 0.1),
         ({"symmetric": False}, 4, 0.09),
         ({"group_size": 128}, 4, 0.12),
+        ({"bits": 6}, 6, 0.025),
+        ({"bits": 6, "symmetric": False, "group_size": 64}, 6, 0.025),
         ({"bits": 8}, 8, 0.006),
         ({"bits": 8, "group_size": 64}, 8, 0.007),
     ],
@@ -78,8 +80,34 @@ def test_forms(tmp_path, values, options, bits, bound):
         expected = widen(arrays[f"{module}.weight"])
         assert (m.n, m.k) == expected.shape
         assert 0 < relative_error(values(c, module), expected) < bound
+    assert c.config["quantization_config"]["version"] == (2 if bits == 6 else 1)
+    provenance = json.loads((c.path / "provenance.json").read_text())
+    assert provenance["format"]["version"] == (2 if bits == 6 else 1)
     with safe_open(c.files[0], "numpy") as f:  # the safetensors library reads what we wrote
         assert set(f.keys()) == set(c.tensors)
+
+
+def test_bits_by_module(tmp_path):
+    patterns = [("*", 4), ("model.embed_tokens", 6), ("*.down_proj", 6), ("*.down_proj", 8)]
+    c = run(tmp_path, language_model(), module_bits=patterns)
+    assert {n.rpartition(".")[2]: m.bits for n, m in c.matrices.items()} == {
+        "embed_tokens": 6, "q_proj": 4, "down_proj": 8, "lm_head": 4,
+    }  # fmt: skip
+    q = c.config["quantization_config"]
+    assert (q["version"], q["bits"]) == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "module_bits,message",
+    [
+        ([("*.nothing", 6)], r"'\*\.nothing' matches no matrix .* quantized"),
+        ([("model.norm", 6)], "matches no matrix that is quantized"),
+        ([("*.q_proj", 5)], "bits is 5"),
+    ],
+)
+def test_bits_by_module_that_make_no_sense(tmp_path, module_bits, message):
+    with pytest.raises(ConfigError, match=message):
+        run(tmp_path, language_model(), module_bits=module_bits)
 
 
 def test_what_is_carried_over(tmp_path):

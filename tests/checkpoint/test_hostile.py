@@ -61,7 +61,8 @@ def packed_folder(tmp_path_factory):
     w = np.random.default_rng(0).standard_normal((48, 96)).astype(np.float32)
     arrays = {f"model.layers.{i}.mlp.up_proj.weight": w for i in range(2)}
     write_folder(folder / "hf", arrays | {"model.norm.weight": w[0]})
-    return convert(folder / "hf", folder / "packed", symmetric=False)
+    bits = [("*.layers.1.*", 6)]
+    return convert(folder / "hf", folder / "packed", symmetric=False, module_bits=bits)
 
 
 def test_flipped_gguf_headers(tmp_path, gguf_bytes):

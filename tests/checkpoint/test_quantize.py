@@ -9,7 +9,7 @@ from edge_infer.checkpoint import layout
 from edge_infer.checkpoint.quantize import quantize
 from edge_infer.errors import CheckpointError, ConfigError
 
-FORMS = [(4, True), (4, False), (8, True)]
+FORMS = [(4, True), (4, False), (6, True), (6, False), (8, True)]
 
 
 def gauss(n, k, seed=0, scale=0.02):
@@ -39,13 +39,12 @@ def test_codes_are_the_nearest_to_the_stored_scale(bits, symmetric, group, n, k)
     column = np.arange(k) // group
     s = layout.unpack_scales(p.scales, n).astype(np.float32)[:, column]
     m = np.float32(0)
-    low, high = (-8, 7) if bits == 4 else (-127, 127)
+    low, high = {4: (-8, 7), 6: (-32, 31), 8: (-127, 127)}[bits]
     if not symmetric:
         m = layout.unpack_scales(p.minimums, n).astype(np.float32)[:, column]
-        low, high = 0, 15
-    codes = layout.unpack_codes(p.codes, n, k, bits).astype(np.int32) - (
-        8 if bits == 4 and symmetric else 0
-    )
+        low, high = 0, (1 << bits) - 1
+    codes = layout.unpack_codes(p.codes, n, k, bits).astype(np.int32)
+    codes -= {4: 8, 6: 32, 8: 0}[bits] if symmetric else 0
     ideal = np.divide(w - m, s, out=np.zeros_like(w), where=s != 0)
     assert codes.min() >= low and codes.max() <= high
     assert np.abs(codes - np.clip(ideal, low, high)).max() <= 0.5 + 1e-4
@@ -54,30 +53,32 @@ def test_codes_are_the_nearest_to_the_stored_scale(bits, symmetric, group, n, k)
 @pytest.mark.parametrize("bits,symmetric", FORMS)
 def test_padding(bits, symmetric):
     p, _ = run(gauss(17, 40) + 1, bits, symmetric)
-    zero = 0x88 if bits == 4 and symmetric else 0
-    assert (p.codes.view(np.uint8)[1, :, 4:] == zero).all()
-    assert (p.codes.view(np.uint8)[:, 40 // layout.K_PER_LINE[bits] :] == zero).all()
+    zero = {4: 8, 6: 32, 8: 0}[bits] if symmetric else 0
+    codes = layout.unpack_codes(p.codes, 32, 64, bits)
+    assert (codes[17:] == zero).all() and (codes[:, 40:] == zero).all()
     assert (p.scales[1, :, 1:] == 0).all()
     assert p.minimums is None or (p.minimums[1, :, 1:] == 0).all()
 
 
-def dense_sweep_error(g):
-    """The least symmetric 4-bit error per group over a fine sweep of scales, in f64."""
+def dense_sweep_error(g, bits):
+    """The least symmetric error per group over a fine sweep of scales, in f64."""
+    end = 1 << (bits - 1)
     best = np.full(len(g), np.inf)
     extreme = np.take_along_axis(g, np.abs(g).argmax(1)[:, None], 1)
-    for t in np.arange(4, 12, 0.01):
+    for t in np.arange(end - 4, end + 4, 0.01):
         for sign in (1, -1):
-            q = np.clip(np.round(g * (sign * t / extreme)), -8, 7)
+            q = np.clip(np.round(g * (sign * t / extreme)), -end, end - 1)
             s = (g * q).sum(1) / np.maximum((q * q).sum(1), 1e-30)
             best = np.minimum(best, ((g - s[:, None] * q) ** 2).sum(1))
     return best
 
 
-def test_symmetric_scale_is_the_best_there_is():
+@pytest.mark.parametrize("bits", [4, 6])
+def test_symmetric_scale_is_the_best_there_is(bits):
     w = gauss(500, 32)
-    _, v = run(w, 4, True)
+    _, v = run(w, bits, True)
     ours = ((v - w.astype(np.float64)) ** 2).sum(1)
-    best = dense_sweep_error(w.astype(np.float64))
+    best = dense_sweep_error(w.astype(np.float64), bits)
     assert ours.sum() <= 1.002 * best.sum()
     assert (ours <= 1.05 * best).all()
 
@@ -108,10 +109,11 @@ def test_importance_lowers_the_weighted_error(bits, symmetric):
         return float(((v - w) ** 2 * importance).sum())
 
     plain = weighted(run(w, bits, symmetric)[1])
+    bound = {4: 0.9, 6: 0.96, 8: 0.98}[bits]
     aware = weighted(run(w, bits, symmetric, importance=importance)[1])
-    assert aware < (0.98 if bits == 8 else 0.9) * plain
+    assert aware < bound * plain
     huge = run(w, bits, symmetric, importance=importance * np.float32(1e30))[1]
-    assert weighted(huge) < (0.98 if bits == 8 else 0.9) * plain
+    assert weighted(huge) < bound * plain
 
 
 @pytest.mark.parametrize("bits,symmetric", FORMS)

@@ -7,6 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from edge_infer.checkpoint import Checkpoint, layout
+from edge_infer.checkpoint.reader import format_version
 from edge_infer.checkpoint.safetensors_io import SafetensorsWriter, TensorSpec
 from edge_infer.errors import CheckpointError, UnsupportedError
 
@@ -182,6 +183,29 @@ def test_missing_tensor_is_named(tmp_path, part):
         Checkpoint.open(packed(tmp_path / "m", drop=(part,)))
 
 
+def six(version):
+    def edit(q):
+        q["version"] = version
+        q["modules"]["a.b"]["bits"] = 6
+
+    return edit
+
+
+def test_six_bits_need_the_version_that_has_them(tmp_path):
+    shape = {"a.b.codes": (2, 24, 64)}
+    a = Checkpoint.open(packed(tmp_path / "m", six(2), reshape=shape)).matrices["a.b"]
+    assert (a.bits, a.codes.dtype, a.nbytes) == (6, "U8", 2 * (24 * 64 + 2 * 2 * 32))
+    with pytest.raises(CheckpointError, match=r"'a\.b' has 6 bits, which version 1 .* not have"):
+        Checkpoint.open(packed(tmp_path / "one", six(1), reshape=shape))
+    with pytest.raises(CheckpointError, match=r"a\.b\.codes is U8 .* needs U8 \(2, 24, 64\)"):
+        Checkpoint.open(packed(tmp_path / "short", six(2)))
+
+
+def test_the_version_is_the_oldest_that_will_do():
+    """A build from before 6 bits reads whatever has none, and refuses the rest by its version."""
+    assert [format_version(b) for b in ([], [4, 8], [8], [6], [4, 6, 8])] == [1, 1, 1, 2, 2]
+
+
 def test_wrong_shape_is_named(tmp_path):
     with pytest.raises(CheckpointError, match=r"a.b.scales is F16 \(4, 1, 16\)"):
         Checkpoint.open(packed(tmp_path / "m", reshape={"a.b.scales": (4, 1, 16)}))
@@ -204,7 +228,8 @@ def test_misaligned_codes_are_refused(tmp_path):
     [
         ({"quant_method": "gptq"}, "gptq"),
         ({"quant_method": None}, "None"),
-        ({"version": 2}, "version 2"),
+        ({"version": 3}, "version 3"),
+        ({"version": 0}, "version 0"),
         ({"version": True}, "version True"),
     ],
 )

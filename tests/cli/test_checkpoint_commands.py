@@ -63,10 +63,26 @@ def test_patterns_reach_the_converter(cli, folder: Path, tmp_path: Path) -> None
     assert formats["embedding"] == "4-bit, groups of 32, with minimum"
 
 
+def test_six_bits_for_one_module(cli, folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed"
+    own = ("--module-bits", "*.embed_tokens=6", "--bits", "8")
+    result = cli("convert", str(folder), str(packed), *own)
+    assert result.returncode == 0, result.stderr
+    report = json.loads(cli("inspect", str(packed), "--json").stdout)
+    formats = {group["role"]: group["format"] for group in report["groups"]}
+    assert formats["embedding"] == "6-bit, groups of 32"
+    assert formats["mlp"] == "8-bit, groups of 32"
+    bits = {group["role"]: group["bits_per_weight"] for group in report["groups"]}
+    assert (bits["embedding"], bits["mlp"]) == (6.5, 8.5)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code"),
     [
         (["convert", "{folder}", "{tmp}/x", "--bits", "5"], "invalid_parameter"),
+        (["convert", "{folder}", "{tmp}/x", "--module-bits", "*"], "invalid_parameter"),
+        (["convert", "{folder}", "{tmp}/x", "--module-bits", "*=5"], "invalid_parameter"),
+        (["convert", "{folder}", "{tmp}/x", "--module-bits", "*.none=6"], "invalid_parameter"),
         (["convert", "{folder}", "{folder}"], "storage_failed"),
         (["convert", "{tmp}/absent", "{tmp}/x"], "checkpoint_invalid"),
         (["inspect", "{tmp}/absent"], "checkpoint_invalid"),

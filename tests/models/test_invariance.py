@@ -19,7 +19,8 @@ KINDS = ("llama", "gemma3", "qwen2_sliding", "qwen3")
 def packed(request, tmp_path_factory):
     root = tmp_path_factory.mktemp(request.param)
     tiny.make(request.param, root / "hf")
-    return convert(root / "hf", root / "packed", bits=4)
+    bits = [("*embed_tokens", 6), ("*.v_proj", 6), ("*.up_proj", 6), ("*.down_proj", 8)]
+    return convert(root / "hf", root / "packed", bits=4, module_bits=bits)
 
 
 def sequences(count: int, seed: int = 3) -> list[list[int]]:

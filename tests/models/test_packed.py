@@ -24,7 +24,10 @@ KINDS = ("llama", "qwen2", "qwen3", "gemma3")
 VARIANTS = {
     "q4": {"bits": 4},
     "q4-min-g64": {"bits": 4, "symmetric": False, "group_size": 64},
+    "q6": {"bits": 6},
+    "q6-min-g64": {"bits": 6, "symmetric": False, "group_size": 64},
     "q8": {"bits": 8},
+    "mixed": {"bits": 4, "module_bits": [("*embed_tokens", 6), ("*.k_proj", 6), ("*.up_proj", 8)]},
 }
 TOKENS = [int(t) for t in np.random.default_rng(9).integers(0, tiny.COMMON["vocab_size"], 60)]
 

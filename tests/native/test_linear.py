@@ -25,6 +25,7 @@ class Packed:
 
     w: object
     dense: np.ndarray  # [n, k] float64
+    terms: np.ndarray  # |s*q| + |m|, which may cancel in dense
     group: int
     k_pad: int
 
@@ -34,13 +35,20 @@ def pack(q: np.ndarray, s: np.ndarray, m: np.ndarray | None, k: int, group: int,
     n = q.shape[0]
     groups = -(-k // group)
     k_pad, n_pad = groups * group, -(-n // 16) * 16
-    zero = 8 if bits == 4 and m is None else 0
+    zero = {4: 8, 6: 32, 8: 0}[bits] if m is None else 0
     full = np.full((n_pad, k_pad), zero, np.int64)
     full[:n, :k] = q
     blocks = full.reshape(n_pad // 16, 16, k_pad)
-    if bits == 4:
-        b = blocks.reshape(n_pad // 16, 16, k_pad // 8, 2, 4)  # block, channel, line, nibble, j
+    if bits < 8:
+        b = (
+            blocks.reshape(n_pad // 16, 16, k_pad // 8, 2, 4) & 15
+        )  # block, channel, line, nibble, j
         lines = (b[:, :, :, 0] | (b[:, :, :, 1] << 4)).transpose(0, 2, 1, 3)
+        if bits == 6:  # after two lines of nibbles, the two bits above each of them
+            b = blocks.reshape(n_pad // 16, 16, k_pad // 16, 4, 4) >> 4
+            above = sum(b[:, :, :, t] << (2 * t) for t in range(4)).transpose(0, 2, 1, 3)
+            lines = lines.reshape(n_pad // 16, k_pad // 16, 2, 16, 4)
+            lines = np.concatenate([lines, above[:, :, None]], axis=2)
     else:
         lines = blocks.reshape(n_pad // 16, 16, k_pad // 4, 4).transpose(0, 2, 1, 3) & 0xFF
     codes = np.ascontiguousarray(lines.reshape(n_pad // 16, -1, 64).astype(np.uint8))
@@ -56,14 +64,19 @@ def pack(q: np.ndarray, s: np.ndarray, m: np.ndarray | None, k: int, group: int,
     )
     wide = np.repeat(s.astype(np.float64), group, axis=1)[:, :k]
     dense = wide * (q - zero)
+    terms = np.abs(dense)
     if m is not None:
-        dense = dense + np.repeat(m.astype(np.float64), group, axis=1)[:, :k]
-    return Packed(w, dense, group, k_pad)
+        minimums = np.repeat(m.astype(np.float64), group, axis=1)[:, :k]
+        dense, terms = dense + minimums, terms + np.abs(minimums)
+    return Packed(w, dense, terms, group, k_pad)
+
+
+RANGES = {4: (0, 16), 6: (0, 64), 8: (-127, 128)}
 
 
 def random_packed(rng, n, k, group=32, bits=4, minimum=False) -> Packed:
     groups = -(-k // group)
-    q = rng.integers(0, 16, (n, k)) if bits == 4 else rng.integers(-127, 128, (n, k))
+    q = rng.integers(*RANGES[bits], (n, k))
     s = (rng.uniform(0.25, 4, (n, groups)) * 2e-3).astype(np.float16)
     m = rng.normal(0, 0.02, (n, groups)).astype(np.float16) if minimum else None
     return pack(q, s, m, k, group, bits)
@@ -97,7 +110,7 @@ def same_bits(a, b) -> None:
     np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
 
 
-FORMS = [(4, False), (4, True), (8, False), (8, True)]
+FORMS = [(4, False), (4, True), (6, False), (6, True), (8, False), (8, True)]
 
 
 @pytest.mark.parametrize("bits,minimum", FORMS)
@@ -109,7 +122,7 @@ def test_scalar_int8_matches_float64(bits, minimum, group, n, k):
     x = quantized(rng, 3, k, p.k_pad)
     y = run_int8("scalar", p, x)
     exact = dense_rows(x)[:, :k] @ p.dense.T
-    bound = np.abs(dense_rows(x)[:, :k]) @ np.abs(p.dense.T) + 1e-12
+    bound = np.abs(dense_rows(x)[:, :k]) @ p.terms.T + 1e-12
     assert np.max(np.abs(y - exact) / bound) < 2e-6
 
 
@@ -142,7 +155,7 @@ def test_int8_extreme_codes(level, bits, minimum):
     """All codes at either end: no intermediate may saturate."""
     need(level)
     n, k = 16, 128
-    ends = (0, 15) if bits == 4 else (-128, -127, 127)
+    ends = {4: (0, 15), 6: (0, 15, 48, 63), 8: (-128, -127, 127)}[bits]
     for wa in ends:
         for wb in ends:
             q = np.where(np.arange(k) % 2 == 0, wa, wb)[None, :].repeat(n, 0)
@@ -167,8 +180,9 @@ def test_int8_scale_extremes(level, bits, minimum):
     n, k = 33, 320
     scales = np.array([0.0, 6e-8, 6e-5, 1.0, 65504.0, -2.0], np.float16)
     s = scales[np.arange(n * (k // 32)) % len(scales)].reshape(n, k // 32)
-    lo, hi = (0, 16) if bits == 4 else (-127, 128)
-    p = pack(rng.integers(lo, hi, (n, k)), s, s[::-1].copy() if minimum else None, k, 32, bits)
+    p = pack(
+        rng.integers(*RANGES[bits], (n, k)), s, s[::-1].copy() if minimum else None, k, 32, bits
+    )
     codes = rng.integers(-127, 128, (6, k)).astype(np.int8)
     codes[0] = 0
     for a in (0.0, 1e-40, 1e-30, 1.0, 1e25):
@@ -177,7 +191,7 @@ def test_int8_scale_extremes(level, bits, minimum):
         same_bits(y, run_int8("scalar", p, x))
         if a in (1.0, 1e25):
             exact = dense_rows(x) @ p.dense.T
-            bound = np.abs(dense_rows(x)) @ np.abs(p.dense.T) + 1e-30
+            bound = np.abs(dense_rows(x)) @ p.terms.T + 1e-30
             assert np.max(np.abs(y - exact) / bound) < 2e-6
 
 
@@ -332,8 +346,8 @@ def test_bf16_many_rows_and_long_k(level):
     """More rows and more k than one stage of the tile kernel takes, with a last block alone."""
     need(level)
     rng = np.random.default_rng(15)
-    for rows, n, k in [(300, 80, 96), (270, 33, 4200)]:
-        p = random_packed(rng, n, k)
+    for rows, n, k, bits in [(300, 80, 96, 4), (270, 33, 4200, 4), (270, 33, 4200, 6)]:
+        p = random_packed(rng, n, k, bits=bits)
         x = rng.normal(size=(rows, k)).astype(np.float32)
         bias = rng.normal(size=n).astype(np.float32)
         y = run_bf16(level, p, x, bias=bias)
@@ -396,6 +410,27 @@ def test_dequantize_rows(level):
         )
 
 
+@pytest.mark.parametrize("level", ALL_LEVELS)
+@pytest.mark.parametrize("minimum", [False, True])
+def test_every_six_bit_code_at_every_place(level, minimum):
+    """One channel and value of k at a time: a wrong place or a stray bit cannot hide in a sum."""
+    need(level)
+    n, k = 16, 32
+    q = (np.arange(n)[:, None] * 5 + np.arange(k)[None] * 7) % 64
+    for turn in range(64):
+        codes = (q + turn) % 64
+        s, m = np.ones((n, 1), np.float16), np.full((n, 1), 3, np.float16) if minimum else None
+        p = pack(codes, s, m, k, 32, 6)
+        want = codes + 3.0 if minimum else codes - 32.0
+        got = kernels.dequantize_rows(level, p.w, np.arange(n, dtype=np.int32))
+        np.testing.assert_array_equal(got, want)
+        rows = np.eye(k, dtype=np.int8)
+        x = with_sums(rows, np.ones((k, 1), np.float32))
+        np.testing.assert_array_equal(run_int8(level, p, x), want.T)
+        if level in BF16_LEVELS:
+            np.testing.assert_array_equal(run_bf16(level, p, rows.astype(np.float32)), want.T)
+
+
 def test_bf16_prefill_flags():
     have = {level: kernels.bf16_prefill(level) for level in _native.available_levels()}
     assert have == {level: level == "amx" for level in have}
@@ -407,6 +442,10 @@ def test_bad_shapes_are_refused():
     codes, scales = np.zeros((2, 4, 64), np.uint8), np.zeros((2, 1, 16), np.uint16)
     with pytest.raises(ConfigError, match=r"\[2, 8, 64\]"):
         kernels.Matrix.packed(codes, scales, None, n=20, k=64, group=64, bits=4)
+    with pytest.raises(ConfigError, match=r"\[2, 12, 64\]"):
+        kernels.Matrix.packed(codes, scales, None, n=20, k=64, group=64, bits=6)
+    with pytest.raises(ConfigError, match="4, 6 and 8"):
+        kernels.Matrix.packed(codes, scales, None, n=20, k=64, group=64, bits=5)
     p = random_packed(np.random.default_rng(0), 20, 64)
     x = quantized(np.random.default_rng(0), 2, 64, 64)
     with pytest.raises(ConfigError, match="y must"):

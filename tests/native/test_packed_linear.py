@@ -64,9 +64,9 @@ def test_same_bits_as_kernels(dtype, rows):
     k = 160
     parts = [
         random_packed(rng, n, k, 32, bits, minimum)
-        for n, (bits, minimum) in zip((100, 16, 200, 40), FORMS, strict=True)
+        for n, (bits, minimum) in zip((100, 16, 200, 40, 33, 64), FORMS, strict=True)
     ]
-    bias = rng.normal(size=356).astype(np.float32)
+    bias = rng.normal(size=453).astype(np.float32)
     x = to_type(rng.normal(size=(rows, k)), dtype)
     linear = _native.Linear([p.w for p in parts], bias)
     level = _native.active_level()

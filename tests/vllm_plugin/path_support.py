@@ -18,7 +18,7 @@ def segment(
     rng = np.random.default_rng(seed + n * 7919 + k)
     groups = layout.pad(k, group) // group
     scales = rng.uniform(0.005, 0.02, (n, groups)).astype(np.float16)
-    low, high = (0, 16) if bits == 4 else (-127, 128)
+    low, high = (-127, 128) if bits == 8 else (0, 1 << bits)
     codes = rng.integers(low, high, (n, k)).astype(layout.CODE_DTYPE[bits])
     if minimums == "none":
         stored = None

@@ -88,9 +88,11 @@ def close(got: torch.Tensor, want: torch.Tensor, bound: float = 0.02) -> bool:
     return bool((got.float() - want.float()).norm() < bound * want.float().norm())
 
 
-def merged(seed: int = 0, bias: bool = False) -> tuple[torch.nn.Module, torch.Tensor]:
+def merged(
+    seed: int = 0, bias: bool = False, bits: int = 8
+) -> tuple[torch.nn.Module, torch.Tensor]:
     gate = packed(48, seed=seed)
-    up = packed(48, seed=seed + 1, bits=8)
+    up = packed(48, seed=seed + 1, bits=bits)
     c = quant_config({"l.gate_proj": gate[0], "l.up_proj": up[0]})
     layer = MergedColumnParallelLinear(
         K, [48, 48], bias=bias, quant_config=c, prefix="l.gate_up_proj", return_bias=False
@@ -103,8 +105,9 @@ def merged(seed: int = 0, bias: bool = False) -> tuple[torch.nn.Module, torch.Te
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
-def test_merged_layer_of_mixed_bits(dtype):
-    layer, dense = merged(bias=True)
+@pytest.mark.parametrize("bits", [6, 8])
+def test_merged_layer_of_mixed_bits(dtype, bits):
+    layer, dense = merged(bias=True, bits=bits)
     for shape in ((1, K), (7, K), (2, 3, K), (0, K)):
         x = torch.randn(shape).to(dtype)
         y = layer(x)
@@ -203,8 +206,8 @@ def test_unquantized_parts_that_are_missing_or_of_another_shape():
         finish(other)
 
 
-def embedding() -> tuple[VocabParallelEmbedding, ParallelLMHead, torch.Tensor]:
-    e, tensors, dense = packed(100)  # vLLM pads the vocabulary to 128
+def embedding(bits: int = 4) -> tuple[VocabParallelEmbedding, ParallelLMHead, torch.Tensor]:
+    e, tensors, dense = packed(100, bits=bits)  # vLLM pads the vocabulary to 128
     c = quant_config({"embed_tokens": e})
     c.tied = True
     embed = VocabParallelEmbedding(100, K, quant_config=c, prefix="embed_tokens")
@@ -213,8 +216,9 @@ def embedding() -> tuple[VocabParallelEmbedding, ParallelLMHead, torch.Tensor]:
     return finish(embed), finish(head), dense
 
 
-def test_embedding_and_tied_head_read_one_copy():
-    embed, head, dense = embedding()
+@pytest.mark.parametrize("bits", [4, 6])
+def test_embedding_and_tied_head_read_one_copy(bits):
+    embed, head, dense = embedding(bits)
     ids = torch.tensor([[0, 99], [50, 50]])
     assert torch.equal(embed(ids), dense[ids].to(embed(ids).dtype))
     x = torch.randn(3, K)

@@ -87,9 +87,10 @@ def test_row_lookup(path, dtype, minimums, group):
 
 
 @pytest.mark.parametrize("name", TOLERANCE)
-def test_eight_bits_are_refused(path):
-    reason = path.refusal([segment(32, 64), segment(32, 64, bits=8)])
-    assert reason == "8 bits"
+def test_six_and_eight_bits_are_refused(path):
+    assert path.refusal([segment(32, 64), segment(32, 64, bits=8)]) == "8 bits"
+    assert path.refusal([segment(32, 64, bits=6)]) == "6 bits"
+    assert path.refusal([segment(32, 64, bits=8), segment(32, 64, bits=6)]) == "6, 8 bits"
 
 
 @pytest.mark.parametrize("name", TOLERANCE)

@@ -44,7 +44,7 @@ def check(got: np.ndarray, logits: np.ndarray, bound: float) -> None:
     [
         ("qwen2", False, {"group_size": 32}),  # biases
         ("qwen3", True, {"group_size": 64, "symmetric": False}),
-        ("qwen3", False, {"bits": 8}),
+        ("qwen3", False, {"bits": 8, "module_bits": [("*embed_tokens", 6), ("*.q_proj", 6)]}),
     ],
 )
 def test_dense(kind, compiled, options, tmp_path):

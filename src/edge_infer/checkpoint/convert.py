@@ -7,6 +7,7 @@ two million values. The result appears under its name only when it is complete.
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
@@ -22,7 +23,7 @@ from edge_infer.checkpoint.fingerprint import Fingerprints, tool_version
 from edge_infer.checkpoint.folder import Progress, require_empty, require_space, write_json
 from edge_infer.checkpoint.gguf_header import is_gguf
 from edge_infer.checkpoint.quantize import Packed, quantize
-from edge_infer.checkpoint.reader import FORMAT_VERSION, QUANT_METHOD
+from edge_infer.checkpoint.reader import QUANT_METHOD, format_version
 from edge_infer.checkpoint.safetensors_io import (
     SafetensorsWriter,
     TensorSpec,
@@ -61,6 +62,7 @@ def convert(
     symmetric: bool = True,
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
+    module_bits: Sequence[tuple[str, int]] = (),
     importance: Importance | None = None,
     target_bpw: float | None = None,
     progress: Progress | None = None,
@@ -69,16 +71,17 @@ def convert(
 ) -> Path:
     """Converts a GGUF file or an unquantized Hugging Face folder; returns the new folder.
 
-    ``bits`` 4 or 8; None means 4 for a Hugging Face folder, while a GGUF keeps its codes: types of
-    4 bits stay 4-bit, types above become 8-bit. ``bits=4`` makes those 4-bit too. ``symmetric``
-    False stores a minimum beside each 4-bit scale. Codes that are kept keep their form and their
-    groups of 32 whatever ``group_size`` says. ``include`` and ``exclude`` are patterns of module
-    names (``*.lm_head``): quantize what would be carried over, and the reverse.
+    ``bits`` 4, 6 or 8; None means 4 for a Hugging Face folder, while a GGUF keeps its codes: types
+    of 4 bits stay 4-bit, types above become 8-bit. ``bits`` makes what is larger that small too.
+    ``symmetric`` False stores a minimum beside each scale of 4 or 6 bits. Codes that are kept keep
+    their form and their groups of 32 whatever ``group_size`` says. ``include`` and ``exclude`` are
+    patterns of module names (``*.lm_head``): quantize what would be carried over, and the reverse.
+    ``module_bits``: (pattern, bits) for modules whose bits differ; of several the last counts.
 
     ``importance``: the mean square of the input channels of modules, f32 [K] by name (see
     `engine.calibration`); scales are fitted to it. ``target_bpw``: choose bits, group size and
     minimum of every matrix so that the whole model has at most that many bits per weight; then
-    ``bits``, ``group_size`` and ``symmetric`` must be left alone.
+    ``bits``, ``group_size``, ``symmetric`` and ``module_bits`` must be left alone.
 
     ``progress(done, total)`` counts bytes of the source. ``notes`` receives sentences for the user.
     ``origin`` names the source in provenance.json (default: its base name).
@@ -86,13 +89,16 @@ def convert(
     Raises CheckpointError, UnsupportedError, ConfigError, and StorageError when there is no space;
     then, and when interrupted, nothing is left at the destination.
     """
-    options = Options(bits, group_size, symmetric, tuple(include), tuple(exclude))
+    options = Options(
+        bits, group_size, symmetric, tuple(include), tuple(exclude), tuple(module_bits)
+    )
     options.check()
     destination = Path(destination)
     require_empty(destination)
     src = open_source(source)
     said = list(src.notes)
-    if target_bpw is not None and (bits, group_size, symmetric) != (None, 32, True):
+    given = (bits, group_size, symmetric, options.module_bits)
+    if target_bpw is not None and given != (None, 32, True, ()):
         raise ConfigError(
             "target_bpw chooses bits, group_size and symmetric for every matrix.",
             remedy="Leave these out, or target_bpw.",
@@ -112,7 +118,7 @@ def convert(
             write_json(
                 folder / "provenance.json",
                 {
-                    "format": {"quant_method": QUANT_METHOD, "version": FORMAT_VERSION},
+                    "format": {"quant_method": QUANT_METHOD, "version": job.version},
                     "source": {
                         "kind": src.kind,
                         "name": origin or src.path.resolve().name,
@@ -125,6 +131,7 @@ def convert(
                         "symmetric": symmetric,
                         "include": list(include),
                         "exclude": list(exclude),
+                        "module_bits": [list(pair) for pair in module_bits],
                         "calibrated": importance is not None,
                         "target_bpw": target_bpw,
                     },
@@ -177,6 +184,10 @@ class _Job:
         self.specs = [s for t in source.tensors.values() for s in self._specs(t)]
         self.size = plan_file(self.specs, {"format": "pt"})[2]
 
+    @property
+    def version(self) -> int:
+        return format_version(p.bits for p in self.packings.values())
+
     def _specs(self, t: SourceTensor) -> Iterator[TensorSpec]:
         p = self.packings.get(t.name)
         if p is None:
@@ -220,6 +231,8 @@ class _Job:
                 text["tie_word_embeddings"] = self.tied
         if not self.packings:
             return config  # a plain folder, which any tool reads
+        counts = Counter(p.bits for p in self.packings.values())
+        most_common = min(counts, key=lambda bits: (-counts[bits], bits))
         modules: dict[str, Any] = {}
         for name, p in self.packings.items():
             *lead, n, k = self.source.tensors[name].shape
@@ -233,13 +246,12 @@ class _Job:
             if lead:
                 entry["experts"] = lead[0]
             modules[p.module] = entry
-        four = sum(p.bits == 4 for p in self.packings.values())
         config["quantization_config"] = {
             "quant_method": QUANT_METHOD,
-            "version": FORMAT_VERSION,
+            "version": self.version,
             "group_size": self.options.group_size,
             "symmetric": self.options.symmetric,
-            "bits": self.options.bits or (4 if 2 * four >= len(self.packings) else 8),
+            "bits": self.options.bits or most_common,
             "modules": modules,
         }
         return config

@@ -19,11 +19,11 @@ from edge_infer.errors import UnsupportedError
 KEPT: dict[str, KeptForm] = {
     "Q4_0": KeptForm(4, 32, True, True),
     "Q4_1": KeptForm(4, 32, False, True),
-    "Q5_0": KeptForm(8, 32, True, True),
-    "Q5_1": KeptForm(8, 32, False, True),
+    "Q5_0": KeptForm(6, 32, True, True),
+    "Q5_1": KeptForm(6, 32, False, True),
     "Q8_0": KeptForm(8, 32, True, True),
     "Q4_K": KeptForm(4, 32, False, False),
-    "Q5_K": KeptForm(8, 32, False, False),
+    "Q5_K": KeptForm(6, 32, False, False),
 }
 
 Bytes = npt.NDArray[np.uint8]
@@ -73,7 +73,7 @@ def _k_blocks(raw: Bytes, five: bool) -> Codes:
         codes |= bits << 4
     with np.errstate(over="ignore"):
         return Codes(
-            codes.reshape(-1, 256).view(np.int8 if five else np.uint8),
+            codes.reshape(-1, 256),
             (d * scale).astype(np.float16),
             (-dmin * minimum).astype(np.float16),
         )
@@ -87,10 +87,10 @@ def codes_of(kind: str, raw: Bytes) -> Codes:
         return Codes(_nibbles(raw[:, 4:]), _halves(raw[:, :2]), _halves(raw[:, 2:4]))
     if kind == "Q5_0":
         codes: Any = _nibbles(raw[:, 6:]) | _fifth_bits(raw[:, 2:6])
-        return Codes(codes.view(np.int8) - np.int8(16), _halves(raw[:, :2]), None)
+        return Codes(codes + np.uint8(16), _halves(raw[:, :2]), None)  # q - 16 is q + 16 - 32
     if kind == "Q5_1":
         codes = _nibbles(raw[:, 8:]) | _fifth_bits(raw[:, 4:8])
-        return Codes(codes.view(np.int8), _halves(raw[:, :2]), _halves(raw[:, 2:4]))
+        return Codes(codes, _halves(raw[:, :2]), _halves(raw[:, 2:4]))
     if kind == "Q8_0":
         return _q8_0(raw)
     return _k_blocks(raw, five=kind == "Q5_K")

@@ -1,8 +1,8 @@
 """The packed layout: 16 output channels a block, K in 64-byte lines.
 
 The format is described in docs/edge/architecture.md. Everything here is numpy and vectorised; it is
-what readers, tests and the converter share. Codes are unsigned 0..15 for 4 bits and signed
--127..127 for 8 bits; scales and minimums are fp16, one per (channel, group).
+what readers, tests and the converter share. Codes are unsigned for 4 bits (0..15) and 6 bits
+(0..63) and signed for 8 bits (-127..127); scales and minimums are fp16, one per (channel, group).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy.typing as npt
 BLOCK_N = 16
 LINE_BYTES = 64
 GROUP_SIZES = (32, 64, 128)
-BITS = (4, 8)
+BITS = (4, 6, 8)
 
-CODE_DTYPE: dict[int, type[np.generic]] = {4: np.uint8, 8: np.int8}
-STORED_DTYPE = {4: "U8", 8: "I8"}
-K_PER_LINE = {4: 8, 8: 4}
+CODE_DTYPE: dict[int, type[np.generic]] = {4: np.uint8, 6: np.uint8, 8: np.int8}
+STORED_DTYPE = {4: "U8", 6: "U8", 8: "I8"}
+_PAIRS = np.arange(0, 8, 2, dtype=np.uint8)  # places of 2 bits in a byte
 
 
 def pad(value: int, multiple: int) -> int:
@@ -27,9 +27,14 @@ def pad(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
+def code_lines(k_pad: int, bits: int) -> int:
+    """Lines that the codes of `k_pad` values of K take, a multiple of 32."""
+    return k_pad * bits // 32
+
+
 def codes_shape(n: int, k: int, bits: int, group_size: int) -> tuple[int, int, int]:
     """Stored shape of the codes of an [n, k] matrix."""
-    return pad(n, BLOCK_N) // BLOCK_N, pad(k, group_size) // K_PER_LINE[bits], LINE_BYTES
+    return pad(n, BLOCK_N) // BLOCK_N, code_lines(pad(k, group_size), bits), LINE_BYTES
 
 
 def scales_shape(n: int, k: int, group_size: int) -> tuple[int, int, int]:
@@ -45,14 +50,15 @@ def packed_bytes(n: int, k: int, bits: int, group_size: int, symmetric: bool) ->
 
 
 def zero_code(bits: int, symmetric: bool) -> int:
-    """The code that padding carries: 8 for symmetric 4-bit, 0 otherwise."""
-    return 8 if bits == 4 and symmetric else 0
+    """The code that stands for zero, and that padding carries: 8 for symmetric 4-bit, 32 for
+    symmetric 6-bit, 0 otherwise."""
+    return 1 << (bits - 1) if bits < 8 and symmetric else 0
 
 
 def pack_codes(
     codes: npt.NDArray[Any], bits: int, group_size: int, symmetric: bool
 ) -> npt.NDArray[Any]:
-    """[N, K] codes -> [N/16, K/8 or K/4, 64] lines, padded with the code of zero."""
+    """[N, K] codes -> [N/16, lines, 64], padded with the code of zero."""
     n, k = codes.shape
     dtype = CODE_DTYPE[bits]
     n_pad, k_pad = pad(n, BLOCK_N), pad(k, group_size)
@@ -60,25 +66,45 @@ def pack_codes(
         padded = np.full((n_pad, k_pad), zero_code(bits, symmetric), dtype)
         padded[:n, :k] = codes
         codes = padded
+    blocks = n_pad // BLOCK_N
+    if bits == 8:
+        return _lines(codes.reshape(blocks, BLOCK_N, k_pad // 4, 4))
+    steps = codes.reshape(blocks, BLOCK_N, k_pad // 8, 2, 4) & 15
+    packed = steps[:, :, :, 1] << 4
+    packed |= steps[:, :, :, 0]
+    low = _lines(packed)
     if bits == 4:
-        steps = codes.reshape(n_pad // BLOCK_N, BLOCK_N, k_pad // 8, 2, 4)
-        packed = steps[:, :, :, 1] << 4
-        packed |= steps[:, :, :, 0]
-    else:
-        packed = codes.reshape(n_pad // BLOCK_N, BLOCK_N, k_pad // 4, 4)
-    lines = packed.transpose(0, 2, 1, 3)
-    return np.ascontiguousarray(lines).reshape(n_pad // BLOCK_N, -1, LINE_BYTES)
+        return low
+    above = codes.reshape(blocks, BLOCK_N, k_pad // 16, 4, 4) >> 4 << _PAIRS[:, None]
+    high = _lines(np.bitwise_or.reduce(above, axis=3))
+    out = np.concatenate([low.reshape(blocks, -1, 2, LINE_BYTES), high[:, :, None]], axis=2)
+    return out.reshape(blocks, -1, LINE_BYTES)
+
+
+def _lines(cells: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[N/16, 16, lines, 4] bytes of channels -> [N/16, lines, 64]."""
+    blocks, _, lines, _ = cells.shape
+    return np.ascontiguousarray(cells.transpose(0, 2, 1, 3)).reshape(blocks, lines, LINE_BYTES)
+
+
+def _cells(lines: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """[N/16, lines, 64] -> [N/16, 16, lines, 4] bytes of channels."""
+    return lines.reshape(*lines.shape[:2], BLOCK_N, 4).transpose(0, 2, 1, 3)
 
 
 def unpack_codes(packed: npt.NDArray[Any], n: int, k: int, bits: int) -> npt.NDArray[np.int8]:
-    """Packed lines -> [N, K] codes as int8 (4-bit codes stay 0..15)."""
-    blocks, lines, _ = packed.shape
-    cells = packed.reshape(blocks, lines, BLOCK_N, 4).transpose(0, 2, 1, 3)
-    if bits == 4:
-        halves = np.stack([cells & 15, cells >> 4], axis=3)
-        codes = halves.reshape(blocks * BLOCK_N, lines * 8)
+    """Packed lines -> [N, K] codes as int8 (those of 4 and 6 bits stay unsigned)."""
+    rows = packed.shape[0] * BLOCK_N
+    if bits == 8:
+        codes = _cells(packed).reshape(rows, -1)
     else:
-        codes = cells.reshape(blocks * BLOCK_N, lines * 4)
+        triples = packed.reshape(packed.shape[0], -1, 3, LINE_BYTES) if bits == 6 else None
+        low = packed if triples is None else triples[:, :, :2].reshape(len(packed), -1, LINE_BYTES)
+        cells = _cells(low)
+        codes = np.stack([cells & 15, cells >> 4], axis=3).reshape(rows, -1)
+        if triples is not None:
+            above = _cells(triples[:, :, 2])[:, :, :, None] >> _PAIRS[:, None] & 3
+            codes |= above.reshape(rows, -1) << 4
     return np.ascontiguousarray(codes[:n, :k]).astype(np.int8, copy=False)
 
 
@@ -120,10 +146,9 @@ def dequantize(
         ]
         return np.stack(parts)
     q = unpack_codes(codes, n, k, bits).astype(np.float32)
-    if bits == 4 and minimums is None:
-        q -= 8
+    q -= zero_code(bits, minimums is None)
     groups = scales.shape[1]
-    k_pad = codes.shape[1] * K_PER_LINE[bits]
+    k_pad = codes.shape[1] * 32 // bits
     group = k_pad // groups
     s = np.repeat(unpack_scales(scales, n).astype(np.float32), group, axis=1)[:, :k]
     q *= s

@@ -47,7 +47,7 @@ def quantize(
     """Quantizes [N, K] weights.
 
     ``weights`` is float32 for dtype "F32", float16 or its bits for "F16", uint16 bits for "BF16".
-    ``importance`` is one weight per input channel, f32 [K]. 8-bit codes are always symmetric.
+    ``importance`` is one weight per input channel, f32 [K]. 8-bit codes are always symmetric here.
     The result does not depend on the machine or the number of threads. Raises CheckpointError
     naming ``name`` and the row (counted from ``first_row``) for NaN, infinity and values beyond
     what an fp16 scale reaches.
@@ -64,7 +64,7 @@ def quantize(
         dtype,
         bits,
         group_size,
-        bits == 4 and not symmetric,
+        bits < 8 and not symmetric,
         importance,
         threads or default_threads(),
         name,

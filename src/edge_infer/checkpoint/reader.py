@@ -5,6 +5,7 @@ Opens folders in the packed layout and plain Hugging Face folders alike. Weights
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 QUANT_METHOD = "cpu_int4"
-FORMAT_VERSION = 1
+VERSIONS = {1: (4, 8), 2: (4, 6, 8)}  # of the format, and the bits that it knows
 CONFIG_LIMIT = 16 << 20
 INDEX_LIMIT = 100_000_000
 DIMENSION_LIMIT = 1 << 31
@@ -181,13 +182,19 @@ def quantization_of(config: dict[str, Any]) -> dict[str, Any] | None:
             remedy=f"This build reads {QUANT_METHOD!r} and unquantized folders; "
             "convert from the unquantized original or a GGUF.",
         )
-    if version != FORMAT_VERSION or type(version) is not int:
+    if type(version) is not int or version not in VERSIONS:
         raise UnsupportedError(
             f"the checkpoint has {QUANT_METHOD} version {str(version)[:40]}; "
-            f"this build reads version {FORMAT_VERSION}.",
+            f"this build reads versions up to {max(VERSIONS)}.",
             remedy="Convert it again, or update edge-infer.",
         )
     return q
+
+
+def format_version(bits: Iterable[int]) -> int:
+    """The oldest version of the format that knows these bits: older builds read all they can."""
+    used = set(bits)
+    return min(version for version, known in VERSIONS.items() if used <= set(known))
 
 
 def _matrices(
@@ -200,6 +207,12 @@ def _matrices(
     if not isinstance(modules, dict):
         raise CheckpointError(f"quantization_config of {folder} has no modules.")
     out = {n: _matrix(n, entry, tensors) for n, entry in modules.items()}
+    for matrix in out.values():
+        if matrix.bits not in VERSIONS[q["version"]]:
+            raise CheckpointError(
+                f"module {matrix.name[:120]!r} has {matrix.bits} bits, which version "
+                f"{q['version']} of {QUANT_METHOD} does not have."
+            )
     for name in tensors:
         module, _, kind = name.rpartition(".")
         if kind in ("codes", "scales", "minimums") and module not in out:
@@ -230,7 +243,7 @@ class StoredForm:
         bits, group, symmetric = entry.get("bits"), entry.get("group_size"), entry.get("symmetric")
         n, k, experts = entry.get("n"), entry.get("k"), entry.get("experts")
         if bits not in layout.BITS or type(bits) is not int:
-            raise CheckpointError(f"{where} has bits {str(bits)[:40]}; known: 4, 8.")
+            raise CheckpointError(f"{where} has bits {str(bits)[:40]}; known: 4, 6, 8.")
         if group not in layout.GROUP_SIZES or type(group) is not int:
             raise CheckpointError(f"{where} has group_size {str(group)[:40]}; known: 32, 64, 128.")
         if type(symmetric) is not bool:

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from edge_infer.checkpoint.reader import (
-    FORMAT_VERSION,
     Checkpoint,
     open_tensors,
     quantization_of,
@@ -27,7 +26,7 @@ from edge_infer.checkpoint.reader import (
 from edge_infer.checkpoint.safetensors_io import storage_error
 from edge_infer.errors import CheckpointError, ConfigError, EdgeInferError, StorageError
 
-CONVERTER_REVISION = 1  # raise it when conversion gives different bytes for the same options
+CONVERTER_REVISION = 2  # raise it when conversion gives different bytes for the same options
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}")
 _HUB_FILES = [
     "*.safetensors", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "LICENSE*",
@@ -123,7 +122,7 @@ def _stamp(path: Path) -> dict[str, Any]:
 
 
 def _place(stamp: dict[str, Any], label: str, options: dict[str, Any]) -> Path:
-    identity = [stamp, options, FORMAT_VERSION, CONVERTER_REVISION]
+    identity = [stamp, options, CONVERTER_REVISION]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
     label = re.sub(r"[^\w.-]", "_", label)[:80]
     return cache_dir() / "models" / f"{label}-{key}"

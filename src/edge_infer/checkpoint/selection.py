@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from edge_infer.checkpoint.layout import BITS, GROUP_SIZES
@@ -39,11 +39,13 @@ class Options:
     symmetric: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
+    module_bits: tuple[tuple[str, int], ...] = ()  # (pattern, bits); the last match counts
 
     def check(self) -> None:
         """Raises ConfigError for values that the format does not have."""
-        if self.bits is not None and self.bits not in BITS:
-            raise ConfigError(f"bits is {self.bits}.", remedy="Choose 4 or 8.")
+        for bits in (self.bits, *(bits for _, bits in self.module_bits)):
+            if bits is not None and bits not in BITS:
+                raise ConfigError(f"bits is {bits}.", remedy="Choose 4, 6 or 8.")
         if self.group_size not in GROUP_SIZES:
             raise ConfigError(f"group_size is {self.group_size}.", remedy="Choose 32, 64 or 128.")
         if self.bits == 8 and not self.symmetric:
@@ -120,10 +122,12 @@ def select(source: Source, options: Options) -> dict[str, Packing]:
     options.check()
     model_type = str(source.config.get("model_type"))
     used: set[str] = set()
+    given: set[str] = set()
     out: dict[str, Packing] = {}
     for name, tensor in source.tensors.items():
         included = _matches(tensor, options.include)
         excluded = _matches(tensor, options.exclude)
+        own = _matches(tensor, [pattern for pattern, _ in options.module_bits])
         used |= included | excluded
         if excluded:
             continue
@@ -133,7 +137,16 @@ def select(source: Source, options: Options) -> dict[str, Packing]:
                 f"{tensor.shape}: only 2-D and stacked 3-D float matrices can be quantized.",
             )
         if _possible(tensor) and (included or _reason_to_carry(tensor, model_type) is None):
-            out[name] = _packing(tensor, source.kind, options)
+            bits = [bits for pattern, bits in options.module_bits if pattern in own]
+            chosen = replace(options, bits=bits[-1]) if bits else options
+            out[name] = _packing(tensor, source.kind, chosen)
+            given |= own
+    for pattern, _ in options.module_bits:
+        if pattern not in given:
+            raise ConfigError(
+                f"the pattern {pattern!r} matches no matrix that is quantized.",
+                remedy=f"Names look like {', '.join(p.module for p in list(out.values())[:3])}.",
+            )
     for pattern in (*options.include, *options.exclude):
         if pattern not in used:
             matrices = [module_name(n) for n, t in source.tensors.items() if len(t.shape) > 1]
@@ -146,7 +159,7 @@ def select(source: Source, options: Options) -> dict[str, Packing]:
 
 def _packing(tensor: SourceTensor, kind: str, options: Options) -> Packing:
     module, kept = module_name(tensor.name), tensor.kept
-    if kept is not None and not (options.bits == 4 and kept.bits == 8):
+    if kept is not None and kept.bits <= (options.bits or 8):
         return Packing(module, kept.bits, kept.group_size, kept.symmetric, True)
     bits = options.bits or (8 if kind == "gguf" else 4)
     symmetric = options.symmetric or bits == 8

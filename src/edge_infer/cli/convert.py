@@ -60,17 +60,24 @@ def convert(
     destination: Annotated[Path, typer.Argument(help="The folder to make.")],
     bits: Annotated[
         int | None,
-        typer.Option(help="4 or 8. Default: 4 for a folder; a GGUF keeps 4-bit types, 8 above."),
+        typer.Option(help="4, 6 or 8. Default: 4 for a folder; a GGUF keeps 4-bit types, 8 above."),
     ] = None,
     group_size: Annotated[int, typer.Option(help="32, 64 or 128 values share a scale.")] = 32,
     minimums: Annotated[
-        bool, typer.Option("--minimums", help="Store a minimum beside each scale (4 bits).")
+        bool, typer.Option("--minimums", help="Store a minimum beside each scale (4 and 6 bits).")
     ] = False,
     include: Annotated[
         list[str] | None, typer.Option(help="Pattern of modules to quantize; repeatable.")
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="Pattern of modules to leave alone; repeatable.")
+    ] = None,
+    module_bits: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PATTERN=BITS",
+            help="Other bits for modules that match, e.g. 'model.embed_tokens=6'; repeatable.",
+        ),
     ] = None,
     calibrate: Annotated[
         str | None,
@@ -90,6 +97,7 @@ def convert(
 
     notes: list[str] = []
     clock = Stopwatch()
+    own_bits = [_pair(text) for text in module_bits or ()]
     importance = None
     if calibrate is not None:
         importance = _calibrate(source, calibrate, calibration_tokens, quiet=as_json)
@@ -102,6 +110,7 @@ def convert(
             symmetric=not minimums,
             include=include or (),
             exclude=exclude or (),
+            module_bits=own_bits,
             importance=importance,
             target_bpw=target_bpw,
             progress=progress,
@@ -121,6 +130,15 @@ def convert(
     for note in notes:
         print(f"note: {note}", file=sys.stderr)
     print(f"{made}: {megabytes(size)} in {clock.seconds:.1f} s")
+
+
+def _pair(text: str) -> tuple[str, int]:
+    pattern, _, bits = text.rpartition("=")
+    if not pattern or not bits.isdecimal():
+        raise ConfigError(
+            f"{text!r} is no PATTERN=BITS.", remedy="Write it like 'model.embed_tokens=6'."
+        )
+    return pattern, int(bits)
 
 
 def _calibrate(source: Path, text: str, count: int, *, quiet: bool) -> Importance:

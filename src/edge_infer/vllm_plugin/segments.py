@@ -42,7 +42,7 @@ class Form(StoredForm):
         """The dtype and shape of the tensor ``<name>.<kind>``."""
         lead = () if self.experts is None else (self.experts,)
         if kind == "codes":
-            dtype = torch.uint8 if self.bits == 4 else torch.int8
+            dtype = torch.int8 if self.bits == 8 else torch.uint8
             return dtype, lead + layout.codes_shape(self.n, self.k, self.bits, self.group_size)
         return torch.float16, lead + layout.scales_shape(self.n, self.k, self.group_size)
 
@@ -98,7 +98,7 @@ class PlainForm(Form):
 class Segment:
     """One matrix [n, k] in the packed layout (docs/edge/architecture.md), or of plain floats.
 
-    codes: uint8 [N/16, K/8, 64] for 4 bits, int8 [N/16, K/4, 64] for 8; scales and minimums: fp16
+    codes: [N/16, lines, 64], uint8 for 4 and 6 bits, int8 for 8; scales and minimums: fp16
     [N/16, K/group_size, 16]; N and K padded to 16 and the group. Contiguous, on the CPU, and
     normally a view of the mapped checkpoint: nobody writes to them. Plain floats are `codes` [N, K]
     f32, bf16 or f16 with group_size 0, the bits of their dtype and no scales.

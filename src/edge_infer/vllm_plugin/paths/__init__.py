@@ -2,8 +2,8 @@
 
 A path is chosen once a process: the flag EDGE_INFER_WEIGHT_PATH, else ``weight_path`` of the
 checkpoint's quantization_config, else ``native``. A path that this machine cannot run is refused at
-start. A matrix that the chosen path cannot take (8 bits, for most) goes to ``native``, which takes
-them all; so do the others of its layer. The log says so once a reason.
+start. A matrix that the chosen path cannot take (6 or 8 bits, for most) goes to ``native``, which
+takes them all; so do the others of its layer. The log says so once a reason.
 """
 
 from __future__ import annotations
