@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
 # The server beside llama-server, as a grid: both arms in every pass, in turn.
 #   serve.sh [SECONDS of each number of clients (120)]     MODELS, LLAMACPP_BUILD and PASSES as in
-#   series.sh, as RESULTS, where the artifacts go; ONLY=demo or ONLY=qwen for one of the two models
+#   series.sh, as RESULTS, where the artifacts go; ONLY=demo or ONLY=qwen for one of the two models;
+#   BUSY: how busy the CPUs may be before it begins (0.1; 1 to try it out beside other work)
+# llama-server runs with its defaults (weights repacked, flash attention auto, one KV cache a slot, prompt
+# cache), and again as lean as it gets: no repacking, no prompt cache, no checkpoints of the context.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 seconds=${1:-120}
@@ -51,14 +54,16 @@ grid() {  # NAME OURS THEIRS SLOTS CLIENTS...
     echo "passes: ${PASSES:-3}"
     echo "warmup: 0"
     echo "baseline: llama-server"
+    echo "preflight: {busy: ${BUSY:-0.1}}"
     echo "arms:"
     arm edge-infer edge-infer "$ours" "$clients" "$slots"
     arm llama-server llama-server "$theirs" "$clients" "$slots"
-    arm llama-server-no-repack llama-server "$theirs" "$clients" "$slots" --no-repack
+    arm llama-server-lean llama-server "$theirs" "$clients" "$slots" \
+      --no-repack --cache-ram 0 --ctx-checkpoints 0
     echo "metrics:"
     metrics "$@"
   } >"$spec"
-  edge-infer grid "$spec" --output "$(new_name "$results/$(date -u +%F)-$name-$tag")"
+  edge-infer grid "$spec" --wait 60 --output "$(new_name "$results/$(date -u +%F)-$name-$tag")"
 }
 
 for one in $only; do
