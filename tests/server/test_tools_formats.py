@@ -272,6 +272,19 @@ def test_malformed_calls_come_back_as_text_with_a_warning(name, written, caplog)
     assert "comes back as text" in caplog.text
 
 
+@pytest.mark.parametrize("name", FORMATS)
+def test_an_answer_of_nothing_but_bad_calls_warns_once_and_loses_nothing(name, caplog) -> None:
+    deep = '{"a":' * 5000
+    for written in (FORMATS[name].opening * 2000, FORMATS[name].opening + deep):
+        stream = FORMATS[name].stream(TOOLS, constrained=False)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            events = [*stream.feed(written), *stream.finish()]
+        text = "".join(e.text for e in events if isinstance(e, TextPart))
+        assert text == written
+        assert caplog.text.count("comes back as text") <= 1
+
+
 @pytest.mark.parametrize("name", ["mistral-list", "llama3"])
 def test_what_follows_a_call_in_a_list_may_be_malformed(name) -> None:
     lead = {"mistral-list": ", ", "llama3": "; "}[name]

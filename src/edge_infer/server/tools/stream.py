@@ -26,11 +26,13 @@ class ToolStream(ABC):
     """One answer's text to events.
 
     White space next to a call belongs to the call's format and is dropped. What looks like a call
-    but is malformed, or names a tool that was not offered, comes back as text, with a warning.
+    but is malformed, or names a tool that was not offered, comes back as text, with a warning (one
+    an answer: a model that repeats itself may write thousands).
     """
 
     def __init__(self, opening: str, tools: Mapping[str, Tool], new_id: Callable[[], str]) -> None:
         self._opening = opening
+        self._warned = False
         self._tools = tools
         self._new_id = new_id
         self._buffer = ""
@@ -108,7 +110,9 @@ class ToolStream(ABC):
 
     def _malformed(self, why: str, raw: str) -> None:
         """The opening tag and ``raw``, which was taken from the buffer, are text after all."""
-        log.warning("A tool call comes back as text: %s.", why)
+        if not self._warned:
+            log.warning("A tool call comes back as text: %s.", why)
+        self._warned = True
         self._in_call = False
         self._text(self._opening_text() + raw)
 
