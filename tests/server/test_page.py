@@ -72,8 +72,8 @@ def slow(monkeypatch) -> None:
     """Steps of 50 ms, so that there is something to stop."""
     step = Scheduler.step
 
-    def slowly(self) -> None:
-        step(self)
+    def slowly(self, **options) -> None:
+        step(self, **options)
         time.sleep(0.05)
 
     monkeypatch.setattr(Scheduler, "step", slowly)
