@@ -25,7 +25,8 @@ SCHEMA = {
 ASKED = [{"role": "user", "content": "How much?"}]
 OPENAI_TOOLS = [{"type": "function", "name": "add", "parameters": SCHEMA, "strict": True}]
 ANTHROPIC_TOOLS = [{"name": "add", "input_schema": SCHEMA}]
-SEEDED = {"temperature": 0.8, "seed": 3}
+# A random model ends its reasoning once in some 260 tokens; with this seed, soon.
+SEEDED = {"temperature": 0.8, "seed": 4}
 
 
 @pytest.fixture(scope="module")
