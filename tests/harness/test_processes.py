@@ -128,3 +128,28 @@ def test_program_failure_and_time_limit() -> None:
         run_program([sys.executable, "-c", failing], (), 60)
     with pytest.raises(ExecutionError, match=r"longer than 0\.5 s"):
         run_program([sys.executable, "-c", "import time; time.sleep(600)"], (), 0.5)
+
+
+def test_what_a_program_started_ends_with_it(tmp_path: Path) -> None:
+    # The worker ignores its parent's end, and SIGTERM.
+    worker = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    program = (
+        "import pathlib, subprocess, sys, time\n"
+        f"worker = subprocess.Popen([sys.executable, '-c', {worker!r}], start_new_session=True)\n"
+        f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(worker.pid))\n"
+        "time.sleep(600)\n"
+    )
+    with pytest.raises(ExecutionError, match="longer than"):
+        run_program([sys.executable, "-c", program], (), 5)
+    pid = int((tmp_path / "pid").read_text())
+
+    def alive() -> bool:
+        try:  # a zombie has ended, whether or not somebody waits for it
+            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        except OSError:
+            return False
+
+    deadline = time.monotonic() + 10
+    while alive() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not alive()

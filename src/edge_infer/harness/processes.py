@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from edge_infer.errors import BY_CODE, EdgeInferError, ExecutionError
-from edge_infer.harness.memory import PeakSampler
+from edge_infer.harness.memory import PeakSampler, process_tree
 from edge_infer.harness.schema import MemoryReport
 
 
@@ -50,6 +51,22 @@ def _end(process: subprocess.Popen[str]) -> None:
             process.wait(timeout=5)
         except subprocess.TimeoutExpired:
             continue
+
+
+def _end_tree(process: subprocess.Popen[str]) -> None:
+    """Ends a program that did not end by itself, with all that it has started: vLLM's workers
+    would outlive it for half a minute, beside the next measurement."""
+    if process.poll() is not None:
+        return
+    handles = []
+    for pid in process_tree(process.pid)[1:]:
+        with suppress(OSError):  # gone already
+            handles.append(os.pidfd_open(pid))
+    _end(process)
+    for handle in handles:
+        with suppress(OSError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 def _died(what: str, process: subprocess.Popen[str], stderr: str) -> ExecutionError:
@@ -161,7 +178,7 @@ def run_program(
                 f"{name} took longer than {timeout:g} s.", remedy="Use a longer --timeout."
             ) from None
         finally:
-            _end(process)
+            _end_tree(process)
         if process.returncode != 0:
             stderr.seek(0)
             raise _died(name, process, stderr.read())
