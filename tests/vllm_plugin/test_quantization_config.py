@@ -35,10 +35,15 @@ def test_unquantized_parts_of_a_merge_are_plain():
     assert [form.name.rpartition(".")[2] for form in forms] == ["q_proj", "k_proj", "v_proj"]
 
 
-def test_tensor_parallelism_is_refused():
-    refuse_ranks(SimpleNamespace(tensor_parallel_size=1))
+def test_tensor_and_pipeline_parallelism_are_refused():
+    def ranks(tensor: int, pipeline: int) -> SimpleNamespace:
+        return SimpleNamespace(tensor_parallel_size=tensor, pipeline_parallel_size=pipeline)
+
+    refuse_ranks(ranks(1, 1))
     with pytest.raises(UnsupportedError, match="over 2 ranks would cut packed matrices"):
-        refuse_ranks(SimpleNamespace(tensor_parallel_size=2))
+        refuse_ranks(ranks(2, 1))
+    with pytest.raises(UnsupportedError, match="over 3 stages"):
+        refuse_ranks(ranks(1, 3))
 
 
 def test_newer_version_is_refused():

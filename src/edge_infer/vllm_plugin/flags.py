@@ -107,7 +107,7 @@ TABLE: tuple[Flag, ...] = (
     Flag(
         "EDGE_INFER_VLLM_RANKS",
         "1",
-        "Refuse tensor parallelism of packed matrices before workers start, not in them.",
+        "Refuse tensor and pipeline parallelism of packed models before workers start.",
     ),
     Flag(
         "EDGE_INFER_VLLM_COMPLETE",

@@ -1,7 +1,8 @@
-"""Tensor parallelism of packed matrices is refused before any worker starts.
+"""Tensor and pipeline parallelism of packed models are refused before any worker starts.
 
-A layer of cpu_int4 refuses it too, but it is built in a worker: by then several processes have
-started, and the caller is told only that one of them failed. What is refused is the same.
+A layer of cpu_int4 refuses tensor parallelism too, but it is built in a worker: by then several
+processes have started, and the caller is told only that one of them failed. Pipeline stages of
+vLLM 0.30 on the CPU fail by themselves at the first request.
 """
 
 from __future__ import annotations
@@ -35,10 +36,17 @@ def _refuse(original: Callable[..., Any], cls: Any, vllm_config: Any) -> None:
 
 
 def refuse_ranks(parallel: Any) -> None:
-    """Raises UnsupportedError for a vLLM ParallelConfig that cuts matrices."""
+    """Raises UnsupportedError for a vLLM ParallelConfig of several ranks or stages."""
     ranks = parallel.tensor_parallel_size
     if ranks > 1:
         raise UnsupportedError(
             f"tensor parallelism over {ranks} ranks would cut packed matrices.",
             remedy="Use tensor_parallel_size=1: one process drives all CPUs of the machine.",
+        )
+    stages = parallel.pipeline_parallel_size
+    if stages > 1:
+        raise UnsupportedError(
+            f"pipeline parallelism over {stages} stages is not supported: vLLM's own CPU worker "
+            "ends at the first request.",
+            remedy="Use pipeline_parallel_size=1: one process drives all CPUs of the machine.",
         )
