@@ -253,7 +253,7 @@ def test_nobody_waits_for_a_dead_engine(model, monkeypatch) -> None:
     async def main() -> None:
         other = engine.generate("x", SamplingParams(temperature=0, max_tokens=400))
         await anext(other)
-        victim = engine.generate("y", GREEDY)
+        victim = engine.generate("y", SamplingParams(temperature=0, max_tokens=400))
         await anext(victim)
 
         def broken(request: object) -> None:

@@ -47,8 +47,8 @@ def test_tensor_and_pipeline_parallelism_are_refused():
 
 
 def test_newer_version_is_refused():
-    with pytest.raises(UnsupportedError, match="version 2; this build reads version 1"):
-        CpuInt4Config.from_config(config(version=2))
+    with pytest.raises(UnsupportedError, match="version 3; this build reads versions up to 2"):
+        CpuInt4Config.from_config(config(version=3))
 
 
 def test_without_modules():

@@ -167,6 +167,6 @@ def test_bad_folders_are_refused_before_loading(packed):
     edit(packed, lambda q: q["modules"].update({"model.extra": q["modules"][down]}))
     with pytest.raises(CheckpointError, match=r"model\.extra\.codes is missing"):
         engine_config(packed)
-    edit(packed, lambda q: q.update(version=2))
-    with pytest.raises(UnsupportedError, match="version 2; this build reads version 1"):
+    edit(packed, lambda q: q.update(version=3))
+    with pytest.raises(UnsupportedError, match="version 3; this build reads versions up to 2"):
         engine_config(packed)
