@@ -7,7 +7,7 @@ import re
 from edge_infer.errors import ConfigError
 
 _SIZES = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-_SECONDS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+_SECONDS = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 def parse_size(text: str, option: str) -> int:
@@ -23,11 +23,11 @@ def parse_size(text: str, option: str) -> int:
 
 
 def parse_duration(text: str, option: str) -> float:
-    """Seconds; s, m and h may follow the number.
+    """Seconds; ms, s, m and h may follow the number.
 
     Raises ConfigError for anything else.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh]?)", text.strip().lower())
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|[smh]?)", text.strip().lower())
     if not found:
         raise ConfigError(f"{option} = {text!r} is no time.", remedy="For example 90s, 10m or 1h.")
     return float(found[1]) * _SECONDS[found[2]]

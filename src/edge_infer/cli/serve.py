@@ -40,8 +40,15 @@ def serve(
     ] = None,
     chunk_size: Annotated[
         int,
-        typer.Option(help="Tokens of one step. Smaller: shorter gaps in streams, slower prompts."),
+        typer.Option(help="Tokens of one step at most."),
     ] = 256,
+    stream_gap: Annotated[
+        str,
+        typer.Option(
+            help="While answers are generated, prompts get so many tokens a step that it takes "
+            "about so long. 0: whole chunks, which are over sooner and hold up streams."
+        ),
+    ] = "200ms",
     prefix_cache: Annotated[
         bool, typer.Option(help="Compute what prompts begin with once.")
     ] = True,
@@ -106,6 +113,7 @@ def serve(
             None if idle_unload is None else parse_duration(idle_unload, "--idle-unload")
         ),
     )
+    gap = parse_duration(stream_gap, "--stream-gap")
     memory = _size(kv_cache_memory, "--kv-cache-memory")
     cached = _size(prefix_cache_memory, "--prefix-cache-memory")
     process.set_up_logging(log_level)
@@ -127,7 +135,7 @@ def serve(
     }
     with progress_bar("Converting (once)", not as_json) as progress:
         llm = LLM(model, progress=progress, **options)
-    engine = ServingEngine(llm, max_waiting=max_waiting)
+    engine = ServingEngine(llm, max_waiting=max_waiting, stream_gap=gap)
     url = process.address_of(sock)
 
     def started() -> None:

@@ -43,12 +43,12 @@ class EmbeddingJob:
     def finished(self) -> bool:
         return len(self.vectors) == len(self.prompt_tokens)
 
-    def step(self, runner: ModelRunner, rows: int | None = None) -> None:
+    def step(self, runner: ModelRunner, rows: int | None = None) -> int:
         """Computes up to ``rows`` rows, None for a whole chunk; none when the pool has no room at
-        the moment."""
+        the moment. Returns how many."""
         pieces = self._compose(runner, runner.builder.max_rows if rows is None else rows)
         if not pieces:
-            return
+            return 0
         parts = self._running[: len(pieces)]
         for piece, row in runner.hidden_states(pieces):
             # One row after the other, so that sums do not depend on how rows fall into chunks.
@@ -61,6 +61,7 @@ class EmbeddingJob:
                 runner.blocks.free(r.blocks)
                 self._running.remove(r)
                 self.vectors.append(_normalised(r.pooled))
+        return sum(p.rows for p in pieces)
 
     def close(self) -> None:
         """Gives the blocks of unfinished prompts back."""

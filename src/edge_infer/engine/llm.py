@@ -270,12 +270,12 @@ class LLM:
             self.kv_plan.check_possible(len(ids))
         return EmbeddingJob(tokens, pooling)
 
-    def step_embedding(self, job: EmbeddingJob, rows: int | None = None) -> None:
+    def step_embedding(self, job: EmbeddingJob, rows: int | None = None) -> int:
         """At most ``rows`` rows, None for a chunk, unless another job is at work: two that each
-        hold a part of the pool could wait for each other for ever. The caller holds ``lock``."""
+        hold a part of the pool could wait for each other for ever. Returns the number. The caller
+        holds ``lock``."""
         self._embedding = self._embedding or job
-        if self._embedding is job:
-            job.step(self.runner, rows)
+        return job.step(self.runner, rows) if self._embedding is job else 0
 
     def end_embedding(self, job: EmbeddingJob) -> None:
         """Gives back what a job holds, finished or not. The caller holds ``lock``."""

@@ -53,7 +53,7 @@ class Scheduler:
         self.waiting: list[Request] = []  # both oldest first
         self.running: list[Request] = []
         self.counters = counters if counters is not None else Counters()
-        self.step_rows = 0  # of the last step
+        self.prompt_rows = 0  # of the last step
         self._arrivals = itertools.count()
 
     def add(self, request: Request) -> None:
@@ -82,11 +82,16 @@ class Scheduler:
     def busy(self) -> bool:
         return bool(self.waiting or self.running)
 
-    def step(self, *, half: bool = False) -> list[Request]:
-        """Runs one step and returns the requests that got a token, or ended, in it. ``half``:
-        prompts get half of the rows that decodes leave; the rest is for other work."""
-        shares = self._compose(half)
-        self.step_rows = sum(s.rows + len(s.guess) for s in shares)
+    @property
+    def decoding(self) -> int:
+        """Requests that the next step gives a token without more rows of their prompt."""
+        return sum(r.left == 1 for r in self.running)
+
+    def step(self, *, prompt_rows: int | None = None) -> list[Request]:
+        """Runs one step and returns the requests that got a token, or ended, in it.
+        ``prompt_rows``: at most so many rows for prompts, beside what decodes leave of a chunk."""
+        shares = self._compose(prompt_rows)
+        self.prompt_rows = sum(s.rows for s in shares if s.request.left > 1)
         if not shares:
             # Blocks that others hold, as embeddings do, come back by themselves.
             if self.busy and not self.runner.blocks.used_blocks():
@@ -178,7 +183,7 @@ class Scheduler:
         every = bool(share.guess) or r.scoring
         return Piece(tokens, r.computed, count, r.prompt_length, r.blocks, last, every)
 
-    def _compose(self, half: bool) -> list[_Share]:
+    def _compose(self, prompt_rows: int | None) -> list[_Share]:
         """Shares of the next step, with their blocks reserved. When the pool is full the youngest
         running request gives its blocks back and starts again later."""
         shares: list[_Share] = []
@@ -193,7 +198,9 @@ class Scheduler:
         for r in prompts:
             self._adopt_more(r)
         room = self.runner.builder.max_rows - len(shares)
-        counts = divide(-(-room // 2) if half else room, [r.left for r in prompts])
+        if prompt_rows is not None:
+            room = min(room, prompt_rows)
+        counts = divide(room, [r.left for r in prompts])
         scored = self.runner.scored_rows
         for r, count in zip(prompts, counts, strict=True):
             if r.scoring:

@@ -23,6 +23,7 @@ import numpy as np
 from edge_infer.engine.embedding import EmbeddingJob
 from edge_infer.engine.generation import Delta, Generation, LiveGeneration, call_soon
 from edge_infer.engine.llm import LLM, Prompt
+from edge_infer.engine.pace import MIN_ROWS, Pace
 from edge_infer.engine.params import SamplingParams
 from edge_infer.engine.request import Call, Request, TokenConstraint
 from edge_infer.errors import (
@@ -67,16 +68,19 @@ class EngineStats:
 
 class ServingEngine:
     """Steps ``llm`` in a thread of its own. ``max_waiting``: choices (and calls of :meth:`embed`)
-    that may wait beyond the ``max_num_seqs`` that run.
+    that may wait beyond the ``max_num_seqs`` that run. ``stream_gap``: seconds that a step may
+    take, about, while somebody generates; prompts and embeddings get rows accordingly. None: whole
+    chunks.
 
     Methods may be called from any thread unless they say otherwise. ``llm`` may still be used
     directly; its calls share the steps.
     """
 
-    def __init__(self, llm: LLM, *, max_waiting: int = 256) -> None:
+    def __init__(self, llm: LLM, *, max_waiting: int = 256, stream_gap: float | None = 0.2) -> None:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 0:
             raise ConfigError(f"max_waiting = {max_waiting!r}; an integer of 0 or more is needed.")
         self.llm = llm
+        self._pace = Pace(stream_gap)
         self._limit = llm.max_num_seqs + max_waiting
         self._changed = threading.Condition()  # guards what follows
         self._commands: deque[Callable[[], None]] = deque()
@@ -298,30 +302,37 @@ class ServingEngine:
 
     def _step(self) -> None:
         """One step of the scheduler, then rows of an embedding, in a model that may have to be
-        loaded first. The two share the rows of one chunk, so that a stream waits no longer than it
-        does beside a long prompt."""
-        rows = 0
+        loaded first. The two share what the pace gives a step, so that a stream waits no longer
+        than it does beside a long prompt."""
+        begun, room, rows, decodes = time.perf_counter(), 0, 0, 0
         try:
             scheduler = self.llm.scheduler
             new, self._new = self._new, []
             for r in new:
                 scheduler.add(r)
+            decodes = scheduler.decoding
+            room = self._pace.room(self.llm.runner.builder.max_rows, decodes)
             if self._live:
-                scheduler.step(half=bool(self._embeddings))
-                rows = scheduler.step_rows
+                scheduler.step(prompt_rows=-(-room // 2) if self._embeddings else room)
+                rows = scheduler.prompt_rows
         except Exception as e:
             self._fail(_as_error(e))
-        if self._embeddings:
-            job, future = self._embeddings[0]
-            try:
-                if not future.cancelled():
-                    chunk = self.llm.runner.builder.max_rows
-                    # An eighth at least: decodes may fill a chunk, for minutes.
-                    self.llm.step_embedding(job, max(1, chunk - rows, chunk // 8))
-                if job.finished or future.cancelled():
-                    self._end_embedding(None)
-            except Exception as e:
-                self._end_embedding(_as_error(e))
+        if self._embeddings:  # decodes may fill a chunk, for minutes
+            rows += self._step_embedding(max(room - rows, MIN_ROWS))
+        self._pace.learn(time.perf_counter() - begun, rows, decodes)
+
+    def _step_embedding(self, rows: int) -> int:
+        """At most ``rows`` rows of the oldest embedding; returns the number."""
+        job, future = self._embeddings[0]
+        done = 0
+        try:
+            if not future.cancelled():
+                done = self.llm.step_embedding(job, rows)
+            if job.finished or future.cancelled():
+                self._end_embedding(None)
+        except Exception as e:
+            self._end_embedding(_as_error(e))
+        return done
 
     def _end_embedding(self, error: EdgeInferError | None) -> None:
         job, future = self._embeddings.popleft()
