@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from edge_infer import _native
+from edge_infer import LLM, SamplingParams, _native
 from edge_infer.engine.kv_blocks import BLOCK, BlockManager, blocks_needed, plan_pool
 from edge_infer.errors import CapacityError
 from edge_infer.models.values import KvGroup
@@ -16,7 +16,7 @@ GROUPS = [(FULL, 2), (SLIDING, 6)]
 
 
 def manager(tokens: int, *, seqs: int = 2, chunk: int = 64, budget: int | None = None):
-    plan = plan_pool(GROUPS, max_model_len=tokens, max_num_seqs=seqs, chunk=chunk, budget=budget)
+    plan = plan_pool(GROUPS, tokens=tokens, max_num_seqs=seqs, chunk=chunk, budget=budget)
     pool = _native.KvPool(
         [(n, g.kv_heads, g.head_dim, b) for (g, n), b in zip(plan.groups, plan.blocks, strict=True)]
     )
@@ -24,18 +24,16 @@ def manager(tokens: int, *, seqs: int = 2, chunk: int = 64, budget: int | None =
 
 
 def test_plan_respects_the_budget() -> None:
-    whole = plan_pool(GROUPS, max_model_len=4096, max_num_seqs=2, chunk=64, budget=None)
+    whole = plan_pool(GROUPS, tokens=4096, max_num_seqs=2, chunk=64, budget=None)
     assert whole.tokens == 4096
     for budget in (whole.bytes // 2, whole.bytes // 3, whole.bytes - 1, whole.bytes):
-        plan = plan_pool(GROUPS, max_model_len=4096, max_num_seqs=2, chunk=64, budget=budget)
+        plan = plan_pool(GROUPS, tokens=4096, max_num_seqs=2, chunk=64, budget=budget)
         assert plan.bytes <= budget
         assert plan.bytes == manager(4096, budget=budget).pool.bytes
-        more = plan_pool(
-            GROUPS, max_model_len=plan.tokens + BLOCK, max_num_seqs=2, chunk=64, budget=None
-        )
+        more = plan_pool(GROUPS, tokens=plan.tokens + BLOCK, max_num_seqs=2, chunk=64, budget=None)
         assert plan.tokens == 4096 or more.bytes > budget
     with pytest.raises(CapacityError, match=str(BLOCK)):
-        plan_pool(GROUPS, max_model_len=4096, max_num_seqs=2, chunk=64, budget=1000)
+        plan_pool(GROUPS, tokens=4096, max_num_seqs=2, chunk=64, budget=1000)
 
 
 def test_sliding_groups_need_a_window_and_a_chunk() -> None:
@@ -96,3 +94,18 @@ def test_never_is_an_error() -> None:
     m.plan.check_possible(640)
     with pytest.raises(CapacityError, match="640"):
         m.plan.check_possible(100_000)
+
+
+def test_a_budget_serves_as_many_contexts_as_run(model) -> None:
+    """It was cut to what one context takes, and several sequences threw each other out."""
+    one = LLM(model, max_model_len=64, max_num_seqs=4)
+    assert one.kv_plan.tokens == 64
+    for budget, tokens in ((1 << 30, 4 * 64), (one.kv_plan.bytes * 2, None), (10**9, 4 * 64)):
+        plan = LLM(model, max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=budget).kv_plan
+        assert plan.bytes <= budget
+        assert plan.tokens == tokens or (tokens is None and 64 < plan.tokens < 256)
+    llm = LLM(model, max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=1 << 30)
+    params = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True)
+    outputs = llm.generate([[i + 1] * 20 for i in range(4)], params)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [40] * 4
+    assert llm.counters.preemptions == 0

@@ -64,7 +64,7 @@ def test_preemption_changes_no_token(model, llm) -> None:
     prompts = [p * 3 for p in PROMPTS]
     want = ids(llm.generate(prompts, params))
     per_block = llm.runner.plan.bytes // sum(llm.runner.plan.blocks)
-    small = LLM(model, kv_cache_memory_bytes=per_block * 44, max_num_seqs=4, chunk_size=64)
+    small = LLM(model, kv_cache_memory_bytes=per_block * 38, max_num_seqs=4, chunk_size=64)
     outputs = small.generate(prompts, params)
     assert ids(outputs) == want
     assert sum(o.metrics.preemptions for o in outputs) > 0

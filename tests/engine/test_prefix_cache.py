@@ -121,7 +121,7 @@ def test_random_conversations_in_a_small_pool(model, cold) -> None:
         threads=2,
         chunk_size=64,
         max_num_seqs=4,
-        kv_cache_memory_bytes=per_block * 44,
+        kv_cache_memory_bytes=per_block * 30,
         prefix_cache_memory_bytes=per_block * 30,
     )
     seen: list[list[int]] = [tokens(rng, 50)]
@@ -249,7 +249,7 @@ GROUPS = [(KvGroup(1, 32), 1), (KvGroup(1, 32, window=70), 2)]
 def test_adopted_blocks_hold_what_their_keys_say() -> None:
     """Against a model of the pool's contents, over random sequences with common beginnings."""
     rng = random.Random(7)
-    plan = plan_pool(GROUPS, max_model_len=640, max_num_seqs=4, chunk=64, budget=None)
+    plan = plan_pool(GROUPS, tokens=640, max_num_seqs=4, chunk=64, budget=None)
     pool = _native.KvPool(
         [(n, g.kv_heads, g.head_dim, b) for (g, n), b in zip(plan.groups, plan.blocks, strict=True)]
     )

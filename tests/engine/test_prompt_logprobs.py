@@ -80,7 +80,7 @@ def test_preemption_keeps_them(model, llm) -> None:
     params = SamplingParams(temperature=0, max_tokens=90, ignore_eos=True, prompt_logprobs=0)
     want = [values(o) for o in llm.generate(prompts, params)]
     per_block = llm.runner.plan.bytes // sum(llm.runner.plan.blocks)
-    small = LLM(model, kv_cache_memory_bytes=per_block * 44, max_num_seqs=4, chunk_size=64)
+    small = LLM(model, kv_cache_memory_bytes=per_block * 30, max_num_seqs=4, chunk_size=64)
     outputs = small.generate(prompts, params)
     assert sum(o.metrics.preemptions for o in outputs) > 0
     assert [values(o) for o in outputs] == want

@@ -94,7 +94,7 @@ def test_a_small_pool_and_preemption(model, plain) -> None:
         model,
         threads=2,
         speculative="ngram",
-        kv_cache_memory_bytes=per_block * 44,
+        kv_cache_memory_bytes=per_block * 30,
         max_num_seqs=4,
         chunk_size=64,
     )

@@ -57,14 +57,14 @@ def blocks_needed(group: KvGroup, tokens: int, chunk: int) -> int:
 def plan_pool(
     groups: list[tuple[KvGroup, int]],
     *,
-    max_model_len: int,
+    tokens: int,
     max_num_seqs: int,
     chunk: int,
     budget: int | None,
     dtype: str = "f16",
 ) -> PoolPlan:
-    """The pool for ``max_model_len`` tokens shared by up to ``max_num_seqs`` sequences, or as many
-    whole blocks of tokens as ``budget`` bytes hold.
+    """The pool for ``tokens`` tokens shared by up to ``max_num_seqs`` sequences, or as many whole
+    blocks of tokens as ``budget`` bytes hold.
 
     Raises CapacityError when the budget does not hold one sequence of one block.
     """
@@ -85,7 +85,7 @@ def plan_pool(
     def cost(tokens: int) -> int:
         return sum(n * size for n, size in zip(blocks(tokens), sizes, strict=True))
 
-    tokens = -(-max_model_len // BLOCK) * BLOCK
+    tokens = -(-tokens // BLOCK) * BLOCK
     if budget is not None and cost(tokens) > budget:
         low, high = 0, tokens // BLOCK
         while low + 1 < high:

@@ -32,8 +32,9 @@ SCORED_BYTES = 64 << 20  # of logits of a step that scores prompts
 @dataclass(frozen=True)
 class RunnerOptions:
     """``chunk_size``: rows (tokens) of one step, the width of prefill; ``max_num_seqs``:
-    sequences that run at once; ``kv_cache_memory_bytes`` None: what the context needs, bounded
-    by free memory."""
+    sequences that run at once; ``kv_cache_memory_bytes``: of the KV pool, at most what the full
+    contexts of all these need; None: what one context needs, bounded by free memory, which the
+    sequences share."""
 
     max_model_len: int | None = None
     kv_cache_memory_bytes: int | None = None
@@ -218,10 +219,12 @@ class ModelRunner:
 
     def _plan_pool(self) -> PoolPlan:
         budget = self.options.kv_cache_memory_bytes
+        sequences = self.options.max_num_seqs
         plan = plan_pool(
             self.builder.kv.groups(),
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.options.max_num_seqs,
+            # what was asked for serves as many full contexts as may run at once, no more
+            tokens=self.max_model_len * (1 if budget is None else sequences),
+            max_num_seqs=sequences,
             chunk=self.builder.max_rows,
             budget=self._free if budget is None else budget,
             dtype=self.options.kv_cache_dtype,
