@@ -144,6 +144,18 @@ def details(artifact: Artifact) -> Table | None:
     return Table("details", ["arm", "", ""], rows) if rows else None
 
 
+def profile(artifact: Artifact) -> Table | None:
+    """Where the time of each profiled step went."""
+    rows: list[list[str]] = []
+    for arm in artifact.arms:
+        for step in arm.profiles or []:
+            label = f"{step.phase}, {digits(step.rows)} rows after {step.context} tokens"
+            for part in sorted(step.parts, key=lambda part: -part.seconds):
+                share = f"{part.seconds / step.seconds:.1%}"
+                rows.append([arm.name, label, part.name, figure(part.seconds, "s"), share])
+    return Table("profile", ["arm", "step", "part", "time", "share"], rows) if rows else None
+
+
 def _scalars(prefix: str, value: Any) -> list[tuple[str, str]]:
     if isinstance(value, Record):
         names = type(value).model_fields
@@ -161,6 +173,7 @@ ALL: dict[str, Callable[[Artifact], Table | None]] = {
     "load": load,
     "memory": memory,
     "passes": contention,
+    "profile": profile,
     "details": details,
     "failures": failures,
 }
