@@ -11,15 +11,14 @@ namespace {
 // Puts the stored code of channel `channel` (0..15), value k into a block's lines.
 inline void put_code(uint8_t* codes, int bits, int channel, int64_t k, int code) {
   const int64_t at = 4 * channel + k % 4;
+  uint8_t& byte = codes[code_line(k, bits) * 64 + at];
   if (bits == 8) {
-    codes[k / 4 * 64 + at] = static_cast<uint8_t>(code);
+    byte = static_cast<uint8_t>(code);
     return;
   }
-  // 6 bits: two lines of nibbles, then one of the bits above them
-  uint8_t& two = codes[at + 64 * (bits == 4 ? k / 8 : k / 16 * 3 + k / 8 % 2)];
-  two = k % 8 < 4 ? (two & 0xf0) | (code & 15) : (two & 0x0f) | (code & 15) << 4;
+  byte = k % 8 < 4 ? (byte & 0xf0) | (code & 15) : (byte & 0x0f) | (code & 15) << 4;
   if (bits == 4) return;
-  uint8_t& four = codes[at + 64 * (k / 16 * 3 + 2)];
+  uint8_t& four = codes[above_line(k) * 64 + at];
   const int shift = static_cast<int>(k / 4 % 4 * 2);
   four = (four & ~(3 << shift)) | code >> 4 << shift;
 }

@@ -31,9 +31,7 @@ constexpr int64_t kCodePrefetch = 2048;  // bytes ahead in the code stream
 template <int kBits, bool kMin>
 inline void dequantize_unit(const Block& block, int u, __m512i* out) {
   const int64_t at = static_cast<int64_t>((u / kUnitsPerGroup) >> block.shift) * kBlockN;
-  const uint8_t* line = kBits == 6
-                            ? block.codes + static_cast<int64_t>(u / 2) * kTriple + u % 2 * 64
-                            : block.codes + static_cast<int64_t>(u) * (kBits * 16);
+  const uint8_t* line = block.codes + code_line(8 * u, kBits) * 64;
   const __m512 s = load_half16(block.scales + at);
   __m512 f[8];
   _mm_prefetch(reinterpret_cast<const char*>(line) + kCodePrefetch, _MM_HINT_T0);
@@ -53,7 +51,7 @@ inline void dequantize_unit(const Block& block, int u, __m512i* out) {
   } else {
     __m512i v[2];  // signed bytes, the first and the last four of the unit
     if (kBits == 6) {
-      const uint8_t* above = block.codes + static_cast<int64_t>(u / 2) * kTriple + 128;
+      const uint8_t* above = block.codes + above_line(8 * u) * 64;
       _mm_prefetch(reinterpret_cast<const char*>(above) + kCodePrefetch, _MM_HINT_T0);
       const __m512i low = _mm512_set1_epi8(15), high = _mm512_set1_epi8(48);
       const __m512i q = _mm512_loadu_si512(line);

@@ -41,6 +41,16 @@ constexpr int code_offset(int bits) { return bits == 8 ? 0 : 1 << (bits - 1); }
 // Lines of 64 bytes that the codes of `k_pad` values of k of a block take.
 constexpr int64_t code_lines(int64_t k_pad, int bits) { return k_pad * bits / 32; }
 
+// The line of a block with the code of value k, of 6 bits the low four: the low nibbles of a line
+// belong to the first four values of k, the high ones to the next four.
+constexpr int64_t code_line(int64_t k, int bits) {
+  return bits == 8 ? k / 4 : bits == 4 ? k / 8 : k / 16 * 3 + k / 8 % 2;
+}
+
+// The line with the two bits above the nibbles of a 6-bit code: bits 2t and 2t+1 of its byte
+// 4*c + j belong to channel c, k = 16*i + 4*t + j.
+constexpr int64_t above_line(int64_t k) { return k / 16 * 3 + 2; }
+
 // One weight matrix [n, k]. Packed (kQ4, kQ6, kQ8): codes in blocks of 16 channels as documented in
 // docs/edge/architecture.md, [ceil(n/16)][code_lines(k_pad, bits)][64] bytes: kQ4 unsigned nibbles,
 // value s*(q-8), or s*q+m when minimums is set; kQ6 unsigned, lines of nibbles and of the two bits

@@ -35,21 +35,15 @@ inline Block block_of(const Matrix& w, int b) {
                           : 0};
 }
 
-// Codes of 6 bits: 16 values of k are two lines as those of 4 bits, for the low bits, and a line of
-// the bits above them: bits 2t and 2t+1 of its byte 4*c + j belong to channel c, k = 4*t + j.
-constexpr int kTriple = 3 * 64;
-
 // The stored code of channel c, value k of a block.
 template <int kBits>
 inline int code_at(const uint8_t* codes, int c, int k) {
   const int byte = 4 * c + k % 4;
-  if (kBits == 8) return static_cast<int8_t>(codes[static_cast<int64_t>(k / 4) * 64 + byte]);
-  const uint8_t* line = kBits == 4
-                            ? codes + static_cast<int64_t>(k / 8) * 64
-                            : codes + static_cast<int64_t>(k / 16) * kTriple + k / 8 % 2 * 64;
+  const uint8_t* line = codes + code_line(k, kBits) * 64;
+  if (kBits == 8) return static_cast<int8_t>(line[byte]);
   const int low = k % 8 < 4 ? line[byte] & 15 : line[byte] >> 4;
   if (kBits == 4) return low;
-  const int above = codes[static_cast<int64_t>(k / 16) * kTriple + 128 + byte];
+  const int above = codes[above_line(k) * 64 + byte];
   return low | (above >> (k / 4 % 4 * 2) & 3) << 4;
 }
 

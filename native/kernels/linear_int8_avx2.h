@@ -26,11 +26,10 @@ inline __m256i unpack(const uint8_t* group, int s) {
   const auto load = [](const uint8_t* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   };
-  const __m256i v =
-      load(kBits == 4 ? group + s / 2 * 64 : group + s / 4 * kTriple + s % 4 / 2 * 64);
+  const __m256i v = load(group + code_line(4 * s, kBits) * 64);
   const __m256i q = _mm256_and_si256(s % 2 == 0 ? v : _mm256_srli_epi16(v, 4), low);
   if (kBits == 4) return q;
-  const __m256i p = load(group + s / 4 * kTriple + 128);
+  const __m256i p = load(group + above_line(4 * s) * 64);
   const __m256i above = s % 4 == 0   ? _mm256_slli_epi16(p, 4)
                         : s % 4 == 1 ? _mm256_slli_epi16(p, 2)
                         : s % 4 == 2 ? p

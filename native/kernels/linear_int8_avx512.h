@@ -25,13 +25,11 @@ inline __m512 load_half16(const uint16_t* p) {
 template <int kBits>
 inline __m512i unpack(const uint8_t* group, int s) {
   const __m512i low = _mm512_set1_epi8(15);
-  if (kBits == 8)
-    return _mm512_xor_si512(_mm512_loadu_si512(group + 64 * s), _mm512_set1_epi8(-128));
-  const uint8_t* line = kBits == 4 ? group + s / 2 * 64 : group + s / 4 * kTriple + s % 4 / 2 * 64;
-  const __m512i v = _mm512_loadu_si512(line);
+  const __m512i v = _mm512_loadu_si512(group + code_line(4 * s, kBits) * 64);
+  if (kBits == 8) return _mm512_xor_si512(v, _mm512_set1_epi8(-128));
   const __m512i q = _mm512_and_si512(s % 2 == 0 ? v : _mm512_srli_epi16(v, 4), low);
   if (kBits == 4) return q;
-  const __m512i p = _mm512_loadu_si512(group + s / 4 * kTriple + 128);
+  const __m512i p = _mm512_loadu_si512(group + above_line(4 * s) * 64);
   const __m512i above = s % 4 == 0   ? _mm512_slli_epi16(p, 4)
                         : s % 4 == 1 ? _mm512_slli_epi16(p, 2)
                         : s % 4 == 2 ? p

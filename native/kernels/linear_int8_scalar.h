@@ -14,10 +14,8 @@ constexpr int kTileBlocks = 1;
 template <int kBits>
 inline void unpack(const uint8_t* group, int16_t (*w)[kActGroup]) {
   for (int s = 0; s < 8; ++s) {
-    const uint8_t* line = kBits == 4   ? group + s / 2 * 64
-                          : kBits == 6 ? group + s / 4 * kTriple + s % 4 / 2 * 64
-                                       : group + s * 64;
-    const uint8_t* above = group + s / 4 * kTriple + 128;
+    const uint8_t* line = group + code_line(4 * s, kBits) * 64;
+    const uint8_t* above = group + above_line(4 * s) * 64;
     int16_t q[64];
     for (int i = 0; i < 64; ++i)
       q[i] = kBits == 8 ? static_cast<int8_t>(line[i]) : line[i] >> s % 2 * 4 & 15;
