@@ -307,6 +307,7 @@ class ServingEngine:
         begun, room, rows, decodes = time.perf_counter(), 0, 0, 0
         try:
             scheduler = self.llm.scheduler
+            begun = time.perf_counter()  # not what loading took
             new, self._new = self._new, []
             for r in new:
                 scheduler.add(r)
