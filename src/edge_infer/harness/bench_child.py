@@ -11,7 +11,6 @@ import json
 import random
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from edge_infer.errors import EdgeInferError, ExecutionError
@@ -27,6 +26,7 @@ def _open(options: dict[str, Any]) -> Any:
 
 def info(llm: Any) -> dict[str, Any]:
     """What an open model says about itself."""
+    from edge_infer.device.usage import locked_bytes
     from edge_infer.models.traffic import weights_read
 
     runner = llm.runner
@@ -47,14 +47,6 @@ def info(llm: Any) -> dict[str, Any]:
         },
         "weights_read_bytes": weights_read(runner.builder),
     }
-
-
-def locked_bytes() -> int:
-    """Memory of this process that mlock holds."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmLck:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 class Timer:

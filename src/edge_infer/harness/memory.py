@@ -11,21 +11,11 @@ import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
+from edge_infer.device.usage import kilobyte_fields
 from edge_infer.harness.schema import MemoryReport, ProcessMemory, TreeMemory
 
 PROC = Path("/proc")
 _NOTICEABLE = 1 << 20
-
-
-def _kilobyte_fields(text: str) -> dict[str, int]:
-    """``Name:  123 kB`` lines as bytes."""
-    values: dict[str, int] = {}
-    for line in text.splitlines():
-        name, _, rest = line.partition(":")
-        fields = rest.split()
-        if len(fields) == 2 and fields[1] == "kB" and fields[0].isdigit():
-            values[name] = int(fields[0]) * 1024
-    return values
 
 
 def process_tree(pid: int, proc: Path = PROC) -> list[int]:
@@ -60,8 +50,8 @@ def process_tree(pid: int, proc: Path = PROC) -> list[int]:
 def process_memory(pid: int, proc: Path = PROC) -> ProcessMemory | None:
     """Exact memory of one process, or None where it has ended or may not be read."""
     try:
-        rollup = _kilobyte_fields((proc / str(pid) / "smaps_rollup").read_text())
-        status = _kilobyte_fields((proc / str(pid) / "status").read_text(errors="replace"))
+        rollup = kilobyte_fields((proc / str(pid) / "smaps_rollup").read_text())
+        status = kilobyte_fields((proc / str(pid) / "status").read_text(errors="replace"))
         name = (proc / str(pid) / "comm").read_text(errors="replace").strip()
     except (OSError, ValueError):
         return None
@@ -110,7 +100,7 @@ def _counters(pids: Iterable[int], proc: Path) -> tuple[int, int, int]:
     anonymous = rss = file_backed = 0
     for pid in pids:
         try:
-            fields = _kilobyte_fields((proc / str(pid) / "status").read_text(errors="replace"))
+            fields = kilobyte_fields((proc / str(pid) / "status").read_text(errors="replace"))
         except OSError:
             continue
         anonymous += fields.get("RssAnon", 0)
