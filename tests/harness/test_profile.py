@@ -34,7 +34,7 @@ def recordings(tmp_path_factory):
 def test_parts_add_up_to_the_step(recordings) -> None:
     _, prefill, decode = recordings
     for phase, recording in (("prefill", prefill), ("decode", decode)):
-        found = step_profile(phase, 0, recording)
+        found = step_profile(phase, recording)
         assert sum(p.seconds for p in found.parts) == pytest.approx(found.seconds, rel=0.001)
         assert all(p.seconds >= 0 for p in found.parts)
         names = {p.name for p in found.parts}
@@ -54,11 +54,37 @@ def test_steps_are_the_ones_asked_for(recordings) -> None:
     _, prefill, decode = recordings
     assert prefill.rows == [CHUNK, CHUNK, 8]  # after 32 tokens: 20 in whole chunks
     assert decode.rows == [1] * 24
+    assert (prefill.context, decode.context) == (32, 22)
+
+
+def test_sequences_that_decode_together(tmp_path) -> None:
+    options = ProfileOptions("m", context=40, prompt_tokens=5, steps=6, sequences=3)
+    llm = LLM(
+        write_model(tmp_path / "model"),
+        max_model_len=profile.room(options, CHUNK),
+        max_num_seqs=3,
+        chunk_size=CHUNK,
+        threads=2,
+    )
+    _, decode = profile_steps(llm, options)
+    assert decode.rows == [3] * 6
+    found = step_profile("decode", decode)
+    assert sum(p.seconds for p in found.parts) == pytest.approx(found.seconds, rel=0.001)
+    # The first sequences had more steps: each reads a cache of its own length, all the weights once
+    assert decode.context > 42
+    alone = traffic(llm.runner.builder, StepShape(60))
+    assert sum(p.operations for p in found.parts if p.name.startswith("linear")) == 3 * sum(
+        t.operations for t in alone if t.kind == "linear"
+    )
+    assert sum(p.weight_bytes for p in found.parts if p.name.startswith("linear")) == sum(
+        t.weight_bytes for t in alone if t.kind == "linear"
+    )
+    assert llm.kv_use().running == 0
 
 
 def test_traffic_is_that_of_the_recorded_steps(recordings) -> None:
     llm, prefill, decode = recordings
-    parts = {p.name: p for p in step_profile("prefill", 32, prefill).parts}
+    parts = {p.name: p for p in step_profile("prefill", prefill).parts}
     shapes = [StepShape(32, CHUNK, 0), StepShape(48, CHUNK, 0), StepShape(64, 8, 1)]
     steps = [traffic(llm.runner.builder, shape) for shape in shapes]
     for kind in ("attention", "kv_store", "rope"):
@@ -71,7 +97,7 @@ def test_traffic_is_that_of_the_recorded_steps(recordings) -> None:
     layers = sum(t.kind == "attention" for t in steps[0])
     assert parts["attention"].calls == layers
     one = traffic(llm.runner.builder, StepShape(30))
-    read = sum(p.weight_bytes for p in step_profile("decode", 21, decode).parts)
+    read = sum(p.weight_bytes for p in step_profile("decode", decode).parts)
     assert read == sum(t.weight_bytes for t in one)
 
 
@@ -90,7 +116,9 @@ def test_a_profile_that_does_not_add_up_is_refused() -> None:
         StepProfile(phase="decode", context=0, rows=1, steps=[1.0], parts=[part])
 
 
-@pytest.mark.parametrize("changes", [{"steps": 0}, {"context": -1}, {"prompt_tokens": 0}])
+@pytest.mark.parametrize(
+    "changes", [{"steps": 0}, {"context": -1}, {"prompt_tokens": 0}, {"sequences": 0}]
+)
 def test_senseless_options(changes) -> None:
     with pytest.raises(ConfigError):
         ProfileOptions("m", **changes)

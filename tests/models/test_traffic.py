@@ -70,6 +70,17 @@ def test_prefill_reads_weights_once_for_all_rows() -> None:
     assert attention.kv_bytes == 2 * 2 * KV_HEADS * DIM * 14
 
 
+def test_sequences_share_the_weights_only() -> None:
+    shapes = StepShape(start=2), StepShape(start=20, rows=3, outputs=0)
+    together = traffic(builder(), *shapes)
+    alone = [traffic(builder(), shape) for shape in shapes]
+    for both, first, second in zip(together, *alone, strict=True):
+        for name in ("kv_bytes", "activation_bytes", "operations"):
+            assert getattr(both, name) == getattr(first, name) + getattr(second, name)
+        if both.kind == "linear":
+            assert both.weight_bytes == max(first.weight_bytes, second.weight_bytes)
+
+
 def test_a_step_without_outputs_reads_no_head() -> None:
     found = traffic(builder(), StepShape(start=0, rows=4, outputs=0))
     assert [t.weight_bytes for t in of_kind(found, "linear")][-1] == 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,29 +33,37 @@ SCHEDULER = "scheduler and the rest (Python)"
 @dataclass(frozen=True)
 class ProfileOptions:
     """``context``: tokens in the cache before the profiled steps; for the prefill rounded up to
-    whole chunks. ``prompt_tokens``: of the profiled prefill. ``steps``: of the decode."""
+    whole chunks. ``prompt_tokens``: of the profiled prefill. ``steps``: of the decode.
+    ``sequences``: that decode in the same steps."""
 
     model: str
     context: int = 0
     prompt_tokens: int = 512
     steps: int = 32
+    sequences: int = 1
     threads: int | None = None
     weights: str | None = None
     chunk_size: int | None = None
     kv_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        for name, low in (("context", 0), ("prompt_tokens", 1), ("steps", 1)):
+        most = 1 << 20
+        for name, low, high in (
+            ("context", 0, most),
+            ("prompt_tokens", 1, most),
+            ("steps", 1, most),
+            ("sequences", 1, 1024),
+        ):
             value = getattr(self, name)
-            if not low <= value <= 1 << 20:
-                raise ConfigError(f"{name} = {value}; a number of {low} to {1 << 20} is needed.")
+            if not low <= value <= high:
+                raise ConfigError(f"{name} = {value}; a number of {low} to {high} is needed.")
 
 
 class _Timed:
     """Stands in for an object and times one of its methods."""
 
     def __init__(self, inner: Any, method: str) -> None:
-        self._inner = inner
+        self.inner = inner
         self.seconds = 0.0
         function: Callable[..., Any] = getattr(inner, method)
 
@@ -69,14 +77,15 @@ class _Timed:
         setattr(self, method, timed)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+        return getattr(self.inner, name)
 
 
 @dataclass
 class _Recording:
-    """Steps that one request alone runs, timed from the scheduler down to the operations."""
+    """Steps of these requests alone, timed from the scheduler down to the operations."""
 
     llm: Any
+    context: int = 0
     walls: list[float] = field(default_factory=list)
     rows: list[int] = field(default_factory=list)
     traffic: list[list[Traffic]] = field(default_factory=list)
@@ -86,34 +95,39 @@ class _Recording:
     op_times: list[tuple[float, float, float]] = field(default_factory=list)
     step_times: tuple[float, float] = (0.0, 0.0)
 
-    def record(self, request: Any, more: Callable[[], bool]) -> None:
+    def record(self, requests: Sequence[Any], more: Callable[[], bool]) -> None:
         """Runs and times steps while ``more()``."""
         runner, scheduler = self.llm.runner, self.llm.scheduler
-        program, sampler = runner.program, request.sampler
+        program, dtype = runner.program, runner.options.kv_cache_dtype
         runner.program = call = _Timed(program, "step_sequences")
         scheduler.runner = run = _Timed(runner, "run")
-        request.sampler = sampling = _Timed(sampler, "sample")
+        samplers = [_Timed(r.sampler, "sample") for r in requests]
+        for r, sampler in zip(requests, samplers, strict=True):
+            r.sampler = sampler
+        self.context = round(sum(r.computed for r in requests) / len(requests))
         program.set_profiling(True)
         try:
             while more():
-                computed, tokens = request.computed, len(request.tokens)
+                before = [(r.computed, len(r.tokens)) for r in requests]
                 start = time.perf_counter()
                 scheduler.step()
                 self.walls.append(time.perf_counter() - start)
-                rows = request.computed - computed
-                if not rows:
+                shapes = [
+                    StepShape(computed, r.computed - computed, len(r.tokens) - tokens, dtype)
+                    for r, (computed, tokens) in zip(requests, before, strict=True)
+                ]
+                if not all(s.rows for s in shapes):
                     raise ExecutionError("The request ended before the steps to profile.")
-                self.rows.append(rows)
-                outputs = len(request.tokens) - tokens
-                dtype = runner.options.kv_cache_dtype
-                shape = StepShape(computed, rows, outputs, dtype)
-                self.traffic.append(traffic(runner.builder, shape))
+                self.rows.append(sum(s.rows for s in shapes))
+                self.traffic.append(traffic(runner.builder, *shapes))
             self.op_times, self.step_times = program.op_times, program.step_times
         finally:
             program.set_profiling(False)
-            runner.program, scheduler.runner, request.sampler = program, runner, sampler
+            runner.program, scheduler.runner = program, runner
+            for r, sampler in zip(requests, samplers, strict=True):
+                r.sampler = sampler.inner
         self.run_seconds, self.call_seconds = run.seconds, call.seconds
-        self.sampling_seconds = sampling.seconds
+        self.sampling_seconds = sum(sampler.seconds for sampler in samplers)
 
     @property
     def native_seconds(self) -> float:
@@ -172,10 +186,10 @@ def profile_steps(llm: Any, options: ProfileOptions) -> tuple[_Recording, _Recor
         llm.scheduler.add(made)
         return made
 
-    def until(made: Any, done: Callable[[], bool]) -> None:
+    def until(made: Sequence[Any], done: Callable[[], bool]) -> None:
         while not done():
             llm.scheduler.step()
-            if made.finished:
+            if any(r.finished for r in made):
                 raise ExecutionError("The request ended before the steps to profile.")
 
     chunk = llm.runner.builder.max_rows
@@ -183,14 +197,25 @@ def profile_steps(llm: Any, options: ProfileOptions) -> tuple[_Recording, _Recor
     llm.scheduler.abort(_warm(llm, request(chunk)))
     prefill, decode = _Recording(llm), _Recording(llm)
     made = request(start + options.prompt_tokens)
-    until(made, lambda: made.computed >= start)
-    prefill.record(made, lambda: not made.generated)
+    until([made], lambda: made.computed >= start)
+    prefill.record([made], lambda: not made.generated)
     llm.scheduler.abort(made)
-    made = request(options.context + 1)
-    until(made, lambda: len(made.generated) >= 2)  # the first step of its kind is a warm-up
-    decode.record(made, lambda: len(decode.walls) < options.steps)
-    llm.scheduler.abort(made)
+    several = [request(options.context + 1) for _ in range(options.sequences)]
+    # The first step of its kind is a warm-up.
+    until(several, lambda: all(len(r.generated) >= 2 for r in several))
+    decode.record(several, lambda: len(decode.walls) < options.steps)
+    for r in several:
+        llm.scheduler.abort(r)
     return prefill, decode
+
+
+def room(options: ProfileOptions, chunk: int) -> int:
+    """Tokens that the cache must hold: the prefill, or the sequences to the end of their decode."""
+    prompts = options.sequences * (options.context + 1)
+    # The first sequences decode already while the last ones prefill, in what they leave of a chunk.
+    early = prompts // max(chunk - options.sequences, 1) + options.sequences
+    decode = prompts + options.sequences * (options.steps + early + 4)
+    return max(options.context + chunk + options.prompt_tokens + 4, decode)
 
 
 def prefill_start(llm: Any, context: int) -> int:
@@ -206,11 +231,11 @@ def _warm(llm: Any, made: Any) -> Any:
     return made
 
 
-def step_profile(phase: Any, context: int, recording: _Recording) -> StepProfile:
+def step_profile(phase: Any, recording: _Recording) -> StepProfile:
     """The recording as it goes into the artifact."""
     return StepProfile(
         phase=phase,
-        context=context,
+        context=recording.context,
         rows=sum(recording.rows) / len(recording.rows),
         steps=recording.walls,
         parts=recording.parts(),
@@ -229,14 +254,16 @@ def profile(options: ProfileOptions, progress: Progress = lambda text: None) -> 
     chunk = options.chunk_size or 256
     llm = LLM(
         folder,
-        max_model_len=options.context + chunk + options.prompt_tokens + options.steps + 4,
-        max_num_seqs=1,
+        max_model_len=room(options, chunk),
+        max_num_seqs=options.sequences,
         **with_settings(options),
     )
     progress("prefill and decode")
     prefill, decode = profile_steps(llm, options)
     command = ["edge-infer", "profile", options.model, "--context", str(options.context)]
     command += ["--prompt-tokens", str(options.prompt_tokens), "--steps", str(options.steps)]
+    if options.sequences > 1:
+        command += ["--sequences", str(options.sequences)]
     command += setting_flags(options)
     described = info(llm)
     return Artifact(
@@ -248,6 +275,7 @@ def profile(options: ProfileOptions, progress: Progress = lambda text: None) -> 
             "context": options.context,
             "prompt_tokens": options.prompt_tokens,
             "steps": options.steps,
+            "sequences": options.sequences,
         },
         provenance=source,
         arms=[
@@ -260,8 +288,8 @@ def profile(options: ProfileOptions, progress: Progress = lambda text: None) -> 
                 settings=described["settings"],
                 checkpoint=checkpoint_identity(folder),
                 profiles=[
-                    step_profile("decode", options.context + 1, decode),
-                    step_profile("prefill", prefill_start(llm, options.context), prefill),
+                    step_profile("decode", decode),
+                    step_profile("prefill", prefill),
                 ],
             )
         ],

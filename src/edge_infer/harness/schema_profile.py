@@ -39,7 +39,7 @@ class StepProfile(Record):
 
     phase: Literal["decode", "prefill"]
     context: int
-    """Tokens in the cache before the first profiled step."""
+    """Tokens of a sequence in the cache before the first profiled step, on average."""
     rows: float
     """Tokens of one step, on average."""
     steps: list[float]

@@ -6,6 +6,7 @@ counted. They divide measured seconds into rates that can be held against the ma
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edge_infer.models.builder import ProgramBuilder
@@ -47,9 +48,10 @@ class Traffic:
         return self.weight_bytes + self.kv_bytes + self.activation_bytes
 
 
-def traffic(builder: ProgramBuilder, shape: StepShape) -> list[Traffic]:
-    """The operations of ``builder`` in order, for a step of this shape."""
-    return [_of(o, builder, shape) for o in builder.operations()]
+def traffic(builder: ProgramBuilder, *shapes: StepShape) -> list[Traffic]:
+    """The operations of ``builder`` in order, for a step of these sequences together: what each
+    does to its own cache, and the weights once."""
+    return [_of(o, builder, shapes) for o in builder.operations()]
 
 
 def weights_read(builder: ProgramBuilder) -> int:
@@ -57,8 +59,8 @@ def weights_read(builder: ProgramBuilder) -> int:
     return sum(t.weight_bytes for t in traffic(builder, StepShape(start=0)))
 
 
-def _of(o: Operation, builder: ProgramBuilder, shape: StepShape) -> Traffic:
-    rows = shape.rows if o.space == ROWS else shape.outputs
+def _of(o: Operation, builder: ProgramBuilder, shapes: Sequence[StepShape]) -> Traffic:
+    rows = sum(s.rows if o.space == ROWS else s.outputs for s in shapes)
     weights = sum(size for _, size in o.regions())
     kv = operations = 0
     label = o.kind
@@ -69,10 +71,13 @@ def _of(o: Operation, builder: ProgramBuilder, shape: StepShape) -> Traffic:
         operations = 2 * rows * n * k
         label = f"linear [{n}, {k}]"
     elif o.kind == "kv_store":
-        kv = rows * _kv_token_bytes(builder.kv.groups()[o.native.group][0], shape.kv_dtype)
+        group = builder.kv.groups()[o.native.group][0]
+        kv = sum(s.rows * _kv_token_bytes(group, s.kv_dtype) for s in shapes)
     elif o.kind == "attention":
         group = builder.kv.groups()[o.native.group][0]
-        kv, operations = _attention(o, shape, _kv_token_bytes(group, shape.kv_dtype))
+        for s in shapes:
+            read, done = _attention(o, s, _kv_token_bytes(group, s.kv_dtype))
+            kv, operations = kv + read, operations + done
     return Traffic(
         kind=o.kind,
         label=label,
