@@ -47,14 +47,14 @@ export VLLM_CACHE_ROOT  # compiled models are kept beside the others
 declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
-  [vllm-memory]="0 45" [vllm-speed]="0 35" [vllm-step]="0 25" [peers]="12 20"
+  [vllm-memory]="0 45" [vllm-speed]="0 40" [vllm-speed-spark]="0 40" [vllm-step]="0 25" [peers]="12 20"
   [weights]="0 10" [kv]="0 20" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
   gap speculation start grammar weights)
 # Run when they are named: those of vLLM need the environment of make test-vllm, peers those of
 # make baseline-openvino, baseline-onnxruntime-genai and baseline-vllm-cpu.
-named=(vllm-memory vllm-speed vllm-step peers)
+named=(vllm-memory vllm-speed vllm-speed-spark vllm-step peers)
 expected() {  # a step that the quick set does not have runs in full when it is named
   local m=(${minutes[$1]})
   [ -n "$quick" ] && [ "${m[0]}" -gt 0 ] && echo "${m[0]}" || echo "${m[1]}"
@@ -93,15 +93,26 @@ against() {  # NAME MODEL TWIN OPTIONS...
     --output "$(out "$name")" "$@"
 }
 speed() { against "$@" --generate-tokens "$generate" --repeat "$repeat"; }
-grid() { say "$1"; MODEL=$2 edge-infer grid "benchmarks/grids/$1.yaml" --wait 60 --output "$(out "$1")"; }
+grid() {  # NAME MODEL [NAME OF THE ARTIFACT]
+  say "${3:-$1}"
+  MODEL=$2 edge-infer grid "benchmarks/grids/$1.yaml" --wait 60 --output "$(out "${3:-$1}")"
+}
 
 # Grids of vLLM: arms run in its environment.
-vllm() {
+vllm_environment() {
   export VLLM_PYTHON=${VLLM_PYTHON:-.venv-vllm/bin/python} THREADS=${THREADS:-$(nproc)}
   [ -x "$VLLM_PYTHON" ] || { echo "series.sh: no $VLLM_PYTHON; run make test-vllm." >&2; return 1; }
+}
+vllm() {
+  vllm_environment || return
   local name failed=
   for name in "$@"; do grid "$name" "$qwen-4bit" || failed=1; done
   [ -z "$failed" ]
+}
+vllm_speed() {  # SHAPE [NAME OF THE ARTIFACT]
+  vllm_environment || return
+  twins "$1"
+  SOURCE=$models/$1 GGUF=$models/$1-Q4_0.gguf grid vllm-speed "$models/$1-4bit" "${2:-}"
 }
 
 # A peer's own model of a Hugging Face folder, by its convert.py; whole, or not there.
@@ -207,9 +218,10 @@ run_step() {
       model qwen3-1.7b
       vllm vllm-memory vllm-memory-rope vllm-memory-tinygemm
       ;;
-    vllm-speed)  # a path that the machine cannot run is no result, and ends the grid with status 1
-      twins qwen3-1.7b
-      SOURCE=$qwen GGUF=$qwen-Q4_0.gguf vllm vllm-speed
+    # A path that the machine cannot run is no result, and ends the grid with status 1.
+    vllm-speed) vllm_speed qwen3-1.7b ;;
+    vllm-speed-spark)  # needs pip install --no-deps vllm-spark2-5-plugin in VLLM_PYTHON's environment
+      vllm_speed spark-x2.5-1.7b vllm-speed-spark-x2.5-1.7b
       ;;
     vllm-step)  # what vLLM adds to the model, and what its processes cost
       model qwen3-1.7b
