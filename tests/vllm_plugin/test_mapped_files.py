@@ -15,7 +15,7 @@ pytest.importorskip("vllm")
 from path_support import segment  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 
-from edge_infer.device.mappings import Mapping  # noqa: E402
+from edge_infer.device.mappings import Mapping, parse_smaps  # noqa: E402
 from edge_infer.vllm_plugin import mapped_files  # noqa: E402
 
 
@@ -48,6 +48,9 @@ def test_one_guard_for_the_tensors_of_a_file(tmp_path: Path):
     assert Path(guards[0].path) == (tmp_path / "f.safetensors").resolve()
     assert not guards[0].lost
     guards[0].check()
+    # Advice on every tensor would divide the map, and large pages with it.
+    maps = parse_smaps(mapped_files.MAPS.read_text())
+    assert len([m for m in maps if m.path.endswith(f"{tmp_path.name}/f.safetensors")]) == 1
 
 
 CODE = """

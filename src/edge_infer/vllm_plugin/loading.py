@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,9 +26,6 @@ class Parts(dict[int, dict[str, torch.Tensor]]):
 
 ATTRIBUTE = "edge_infer_parts"
 _QKV = {"q": 0, "k": 1, "v": 2}
-
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 
 
 def refuse_sharding(layer: torch.nn.Module, name: str) -> None:
@@ -84,9 +79,6 @@ def taken(loaded: torch.Tensor, guards: set[Any]) -> torch.Tensor:
         guards.add(guard)
     if not flags.enabled("EDGE_INFER_VLLM_MAPPED"):
         return loaded.clone()
-    # File systems with large folios (ext4 from Linux 6.16, xfs) then read what is not cached yet in
-    # pages of 2 MiB; elsewhere nothing changes.
-    _madvise(*mapped_files.pages(loaded), mmap.MADV_HUGEPAGE)
     return loaded
 
 
