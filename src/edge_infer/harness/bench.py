@@ -30,6 +30,23 @@ TEXT = "The first thing to know about the sea is that"
 Progress = Callable[[str], None]
 
 
+def check_numbers(options: Any, **bounds: tuple[int, int]) -> None:
+    """Raises ConfigError where an option of this name does not lie between its bounds."""
+    for name, (low, high) in bounds.items():
+        value = getattr(options, name)
+        if not low <= value <= high:
+            raise ConfigError(f"{name} = {value}; a number of {low} to {high} is needed.")
+
+
+def decode_room(sequences: int, context: int, steps: int, prompt_rows: int) -> int:
+    """Tokens in the cache when every sequence has decoded ``steps`` tokens after its own prompt of
+    ``context`` + 1. ``prompt_rows``: the least that a step prefills beside those that decode."""
+    prompts = sequences * (context + 1)
+    # The first sequences decode already while the last ones prefill.
+    early = prompts // prompt_rows + sequences if sequences > 1 else 0
+    return prompts + sequences * (steps + early)
+
+
 @dataclass(frozen=True)
 class BenchOptions:
     """What to measure. ``threads`` None: what the engine takes by default."""
@@ -51,17 +68,15 @@ class BenchOptions:
     timeout: float = 1800.0
 
     def __post_init__(self) -> None:
-        for name, low, high in (
-            ("prompt_tokens", 0, 1 << 20),
-            ("generate_tokens", 0, 1 << 20),
-            ("repeat", 1, 1000),
-            ("context", 0, 1 << 20),
-            ("sequences", 1, 1024),
-            ("starts", 0, 100),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} = {value}; a number of {low} to {high} is needed.")
+        check_numbers(
+            self,
+            prompt_tokens=(0, 1 << 20),
+            generate_tokens=(0, 1 << 20),
+            repeat=(1, 1000),
+            context=(0, 1 << 20),
+            sequences=(1, 1024),
+            starts=(0, 100),
+        )
         if not self.prompt_tokens and not self.generate_tokens:
             raise ConfigError("Neither prompt nor generated tokens were asked for.")
         if not self.generate_tokens and (self.context or self.sequences > 1):
@@ -97,11 +112,7 @@ class BenchOptions:
         }
 
     def _decode_room(self) -> int:
-        """Tokens in the cache at the end of the decode, over all sequences."""
-        prompts = self.sequences * (self.context + 1)
-        # The first sequences decode already while the last ones prefill.
-        early = prompts // 64 + self.sequences if self.sequences > 1 else 0
-        return prompts + self.sequences * (self.generate_tokens + 1 + early)
+        return decode_room(self.sequences, self.context, self.generate_tokens + 1, prompt_rows=64)
 
 
 Samples = dict[str, list[float]]

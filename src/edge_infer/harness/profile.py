@@ -13,8 +13,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from edge_infer.errors import ConfigError, ExecutionError
-from edge_infer.harness.bench import Progress, setting_flags, with_settings
+from edge_infer.errors import ExecutionError
+from edge_infer.harness.bench import (
+    Progress,
+    check_numbers,
+    decode_room,
+    setting_flags,
+    with_settings,
+)
 from edge_infer.harness.bench_child import info
 from edge_infer.harness.identity import checkpoint_identity
 from edge_infer.harness.provenance import edge_infer_build, now, portable, provenance
@@ -47,16 +53,13 @@ class ProfileOptions:
     kv_cache_dtype: str | None = None
 
     def __post_init__(self) -> None:
-        most = 1 << 20
-        for name, low, high in (
-            ("context", 0, most),
-            ("prompt_tokens", 1, most),
-            ("steps", 1, most),
-            ("sequences", 1, 1024),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} = {value}; a number of {low} to {high} is needed.")
+        check_numbers(
+            self,
+            context=(0, 1 << 20),
+            prompt_tokens=(1, 1 << 20),
+            steps=(1, 1 << 20),
+            sequences=(1, 1024),
+        )
 
 
 class _Timed:
@@ -211,10 +214,8 @@ def profile_steps(llm: Any, options: ProfileOptions) -> tuple[_Recording, _Recor
 
 def room(options: ProfileOptions, chunk: int) -> int:
     """Tokens that the cache must hold: the prefill, or the sequences to the end of their decode."""
-    prompts = options.sequences * (options.context + 1)
-    # The first sequences decode already while the last ones prefill, in what they leave of a chunk.
-    early = prompts // max(chunk - options.sequences, 1) + options.sequences
-    decode = prompts + options.sequences * (options.steps + early + 4)
+    prompt_rows = max(chunk - options.sequences, 1)
+    decode = decode_room(options.sequences, options.context, options.steps + 4, prompt_rows)
     return max(options.context + chunk + options.prompt_tokens + 4, decode)
 
 

@@ -22,7 +22,8 @@ _guards: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
 
 
 def guard(tensor: torch.Tensor) -> Any:
-    """The guard of the mapped file in which a tensor lies, one a file; None for other memory.
+    """The guard of the mapped file in which a tensor lies, one a file; None for other memory. The
+    first one of a file also asks for large pages.
 
     While it lives, reading a page that the file no longer has gives zeros, and ``guard.check()``
     raises WeightsLostError, instead of the process ending by SIGBUS. Keep it no longer than the

@@ -150,7 +150,7 @@ def profile(artifact: Artifact) -> Table | None:
     for arm in artifact.arms:
         for step in arm.profiles or []:
             label = f"{step.phase}, {digits(step.rows)} rows after {step.context} tokens"
-            for part in sorted(step.parts, key=lambda part: -part.seconds):
+            for part in step.parts:
                 share = f"{part.seconds / step.seconds:.1%}"
                 rows.append([arm.name, label, part.name, figure(part.seconds, "s"), share])
     return Table("profile", ["arm", "step", "part", "time", "share"], rows) if rows else None
