@@ -201,7 +201,8 @@ void bind_attention(nb::module_& k) {
   k.def(
       "attention_prefill",
       [](const std::string& level, Pool pool, const std::string& dtype, int kv_heads, int kv_head,
-         InIds blocks, In q, InIds begin, InIds end, float scale, float softcap, Out out) {
+         InIds blocks, In q, InIds begin, InIds end, float scale, float softcap, Out out,
+         bool bf16) {
         require(q.ndim() == 3, "q is [rows, group_heads, head_dim]");
         const int rows = static_cast<int>(q.shape(0)), heads = static_cast<int>(q.shape(1));
         const int dim = static_cast<int>(q.shape(2));
@@ -213,14 +214,16 @@ void bind_attention(nb::module_& k) {
         for (int r = 0; r < rows; ++r) check_blocks(pool, blocks, begin.data()[r], end.data()[r]);
         const AttentionArgs a{&kv, blocks.data(), kv_head, heads, scale, softcap};
         const KernelTable& t = kernel_table(level);
+        const auto attend = bf16 ? t.attention_prefill_bf16 : t.attention_prefill;
+        require(attend != nullptr, "the level has no such kernel");
         std::vector<float> scratch(static_cast<size_t>(t.prefill_scratch_floats(rows, heads, dim)));
         const int64_t stride = static_cast<int64_t>(heads) * dim;
         nb::gil_scoped_release release;
-        t.attention_prefill(a, q.data(), stride, rows, begin.data(), end.data(), scratch.data(),
-                            out.data(), stride);
+        attend(a, q.data(), stride, rows, begin.data(), end.data(), scratch.data(), out.data(),
+               stride);
       },
       "level"_a, "pool"_a, "dtype"_a, "kv_heads"_a, "kv_head"_a, "blocks"_a, "q"_a, "begin"_a,
-      "end"_a, "scale"_a, "softcap"_a, "out"_a);
+      "end"_a, "scale"_a, "softcap"_a, "out"_a, "bf16"_a = false);
 }
 
 void bind_vocabulary(nb::module_& k) {

@@ -67,6 +67,7 @@ std::map<std::string, KernelTable> build_tables() {
 
   t.name = "avx512bf16";
   avx512bf16::register_linear_bf16(t);
+  avx512bf16::register_attention(t);
   avx512bf16::register_peaks(t);
   tables["avx512bf16"] = t;
 

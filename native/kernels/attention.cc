@@ -4,13 +4,13 @@
 #include "kernels/attention_scalar.h"
 #else
 #include "kernels/attention_prefill.h"
-#if EI_LEVEL < 5  // amx takes all but prefill from avx512
+#if EI_LEVEL < 4  // the levels above take all but prefill from avx512
 #include "kernels/attention_split.h"
 #endif
 #endif
 
 namespace ei::EI_NS {
-#if EI_LEVEL < 5
+#if EI_LEVEL < 4
 namespace {
 
 // n values to 16 bits.
@@ -132,13 +132,18 @@ void attention_merge(const float* m, const float* l, int64_t m_stride, const flo
 #endif
 
 void register_attention(KernelTable& t) {
-#if EI_LEVEL < 5
+#if EI_LEVEL < 4
   t.kv_store = kv_store;
   t.attention_split = attention_split;
   t.attention_merge = attention_merge;
 #endif
+#if EI_LEVEL == 4
+  t.attention_prefill_bf16 = attention_prefill;  // scratch as for f32, of which it needs a part
+#else
   t.attention_prefill = attention_prefill;
+  t.attention_prefill_bf16 = nullptr;
   t.prefill_scratch_floats = prefill_scratch_floats;
+#endif
 }
 
 }  // namespace ei::EI_NS

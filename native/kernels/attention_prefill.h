@@ -1,9 +1,10 @@
-// Prefill: many query rows of one sequence against its blocks, walked in order with an online
-// softmax. For each block: all scores, then all softmax steps, then all values, so that keys and
-// values have the first-level cache in turn. Every query vector (one head of one row) keeps its own
-// maximum, sum and accumulator, and sees the same operations in the same order whatever else is in
-// the call. (Exception: a NaN or infinite value that one row sees makes 0*NaN in neighbours that do
-// not; such a sequence is lost anyway.) How tiles of vectors are multiplied is the level's affair.
+// Prefill: many query rows of one sequence against its blocks, walked span by span in order with an
+// online softmax. For each span: all scores (block by block), then all softmax steps, then all
+// values, so that keys and values have the caches in turn. Every query vector (one head of one row)
+// keeps its own maximum, sum and accumulator, and sees the same operations in the same order
+// whatever else is in the call. (Exception: a NaN or infinite value that one row sees makes 0*NaN
+// in neighbours that do not; such a sequence is lost anyway.) How tiles of vectors are multiplied
+// is the level's affair.
 #pragma once
 #include "kernels/attention_vectors.h"
 
@@ -20,22 +21,32 @@ namespace {
 // with a softcap, whose tanh needs natural units, times scale alone.
 constexpr float kLog2E = 1.44269504f;
 
-int64_t prefill_scratch_floats(int rows, int group_heads, int head_dim) {
+[[maybe_unused]] int64_t prefill_scratch_floats(int rows, int group_heads, int head_dim) {
   Scratch s{nullptr};
   const Vectors v = place_vectors(rows, group_heads, head_dim, s);
   place_tiles(v, s);
   return s.used + 16;  // slack to align the start
 }
 
-// Scores become weights 2^(score - maximum) (times the value scales, which the sums leave out),
-// keep what is left of earlier sums. A vector that sees nothing gets weights 0 and keep 1.
-void softmax_step(const Vectors& v, const Tiles& tiles, const float* key_scales,
-                  const float* value_scales, float softcap) {
+struct BlockScales {
+  const float *keys, *values;  // of 32 tokens; null: none
+};
+
+// Scores of blocks [low, high] of the span become weights 2^(score - maximum) (times the value
+// scales, which the sums leave out), keep what is left of earlier sums. A vector that sees nothing
+// gets weights 0 and keep 1.
+void softmax_step(const Vectors& v, const Tiles& tiles, const BlockScales* scales, int low,
+                  int high, float softcap) {
   for (int i = 0; i < v.count; i += 4) {  // four at a time share the reduction of their maxima
     VF top[4];
-    for (int r = 0; r < 4; ++r)
-      top[r] = finish_scores(v.scores + static_cast<int64_t>(i + r) * kKvBlock, key_scales, softcap,
-                             kLog2E, v.lo[i + r], v.hi[i + r]);
+    for (int r = 0; r < 4; ++r) {
+      float* s = v.scores + static_cast<int64_t>(i + r) * kSpanTokens;
+      for (int b = low; b <= high; ++b) {
+        const VF x = finish_scores(s + b * kKvBlock, scales[b].keys, softcap, kLog2E,
+                                   v.lo[i + r] - b * kKvBlock, v.hi[i + r] - b * kKvBlock);
+        top[r] = b == low ? x : vmax(top[r], x);
+      }
+    }
     const __m128 before = _mm_load_ps(v.max + i);
     const __m128 after = _mm_max_ps(vreduce_max4(top), before);
     _mm_store_ps(v.max + i, after);
@@ -43,15 +54,20 @@ void softmax_step(const Vectors& v, const Tiles& tiles, const float* key_scales,
   }
   for (int i = 0; i < v.count; i += kW) vstore(v.keep + i, vexp2_down(vload(v.keep + i)));
   for (int i = 0; i < v.count; ++i) {
-    const float* s = v.scores + static_cast<int64_t>(i) * kKvBlock;
+    const float* s = v.scores + static_cast<int64_t>(i) * kSpanTokens;
     const VF base = vset(softmax_base(v.max[i]));
-    VF e[kScoreVectors], scaled[kScoreVectors];
-    for (int j = 0; j < kScoreVectors; ++j) scaled[j] = e[j] = vexp2_down(vload(s + j * kW) - base);
-    scale_weights(scaled, value_scales);
-    store_weights(v, tiles, i, scaled);
     float* sum = v.sum + static_cast<int64_t>(i) * 8;
-    _mm256_store_ps(sum,
-                    _mm256_fmadd_ps(_mm256_load_ps(sum), _mm256_set1_ps(v.keep[i]), sum_to_8(e)));
+    __m256 total = _mm256_load_ps(sum), keep = _mm256_set1_ps(v.keep[i]);
+    for (int b = low; b <= high; ++b) {
+      VF e[kScoreVectors], scaled[kScoreVectors];
+      for (int j = 0; j < kScoreVectors; ++j)
+        scaled[j] = e[j] = vexp2_down(vload(s + b * kKvBlock + j * kW) - base);
+      scale_weights(scaled, scales[b].values);
+      store_weights(v, tiles, i, b, scaled);
+      total = _mm256_fmadd_ps(total, keep, sum_to_8(e));
+      keep = _mm256_set1_ps(1.0f);
+    }
+    _mm256_store_ps(sum, total);
   }
 }
 
@@ -70,14 +86,15 @@ void divide_by_sums(const Vectors& v, const Tiles& tiles, float* out, int64_t ou
   }
 }
 
-// Fills v.lo and v.hi for the block that starts at token `start`; *lo, *hi: what any row sees of
+// Fills v.lo and v.hi for the span that starts at token `start`; *lo, *hi: what any row sees of
 // it.
-bool see_block(const Vectors& v, int rows, const int32_t* begin, const int32_t* end, int start,
-               int* lo, int* hi) {
-  *lo = kKvBlock;
+bool see_span(const Vectors& v, int rows, const int32_t* begin, const int32_t* end, int start,
+              int* lo, int* hi) {
+  *lo = kSpanTokens;
   *hi = 0;
   for (int r = 0, i = 0; r < rows; ++r) {
-    const int from = clamp(begin[r] - start, 0, kKvBlock), to = clamp(end[r] - start, 0, kKvBlock);
+    const int from = clamp(begin[r] - start, 0, kSpanTokens);
+    const int to = clamp(end[r] - start, 0, kSpanTokens);
     for (int g = 0; g < v.group_heads; ++g, ++i) {
       v.lo[i] = from;
       v.hi[i] = to;
@@ -89,6 +106,13 @@ bool see_block(const Vectors& v, int rows, const int32_t* begin, const int32_t* 
   return *lo < *hi;
 }
 
+// Whether any vector sees a token of block b of the span.
+bool block_seen(const Vectors& v, int b) {
+  for (int i = 0; i < v.count; ++i)
+    if (v.lo[i] < v.hi[i] && v.lo[i] < (b + 1) * kKvBlock && v.hi[i] > b * kKvBlock) return true;
+  return false;
+}
+
 template <KvType T>
 void prefill(const AttentionArgs& a, const Vectors& v, const Tiles& tiles, int rows,
              const int32_t* begin, const int32_t* end) {
@@ -98,15 +122,33 @@ void prefill(const AttentionArgs& a, const Vectors& v, const Tiles& tiles, int r
     first = begin[r] < first ? begin[r] : first;
     last = end[r] > last ? end[r] : last;
   }
-  for (int b = first / kKvBlock; b * kKvBlock < last; ++b) {
+  for (int start = first / kSpanTokens * kSpanTokens; start < last; start += kSpanTokens) {
     int lo, hi;
-    if (!see_block(v, rows, begin, end, b * kKvBlock, &lo, &hi)) continue;
-    load_block<T>(v, tiles, block_keys<T>(*a.kv, a.blocks[b], a.kv_head),
-                  block_values<T>(*a.kv, a.blocks[b], a.kv_head), lo, hi);
-    score_block<T>(v, tiles);
-    softmax_step(v, tiles, block_key_scales<T>(*a.kv, a.blocks[b], a.kv_head),
-                 block_value_scales<T>(*a.kv, a.blocks[b], a.kv_head), a.softcap);
-    value_block<T>(v, tiles);
+    if (!see_span(v, rows, begin, end, start, &lo, &hi)) continue;
+    const int32_t* blocks = a.blocks + start / kKvBlock;
+    const int low = lo / kKvBlock, high = (hi - 1) / kKvBlock;
+    bool seen[kSpan];
+    BlockScales scales[kSpan] = {};
+    for (int b = low; b <= high; ++b) {
+      seen[b] = block_seen(v, b);
+      if (!seen[b]) continue;
+      load_keys<T>(v, tiles, block_keys<T>(*a.kv, blocks[b], a.kv_head));
+      const int next = start + (b + 1) * kKvBlock < last ? b + 1 : b;
+      score_block<T>(v, tiles, b, block_keys<T>(*a.kv, blocks[next], a.kv_head),
+                     block_values<T>(*a.kv, blocks[b], a.kv_head));
+      scales[b] = {block_key_scales<T>(*a.kv, blocks[b], a.kv_head),
+                   block_value_scales<T>(*a.kv, blocks[b], a.kv_head)};
+    }
+    softmax_step(v, tiles, scales, low, high, a.softcap);
+    for (int b = low; b <= high; ++b) {
+      if (seen[b])
+        load_values<T>(v, tiles, b, block_values<T>(*a.kv, blocks[b], a.kv_head),
+                       clamp(lo - b * kKvBlock, 0, kKvBlock),
+                       clamp(hi - b * kKvBlock, 0, kKvBlock));
+      else
+        clear_values(tiles, b);
+    }
+    value_span<T>(v, tiles);
   }
 }
 

@@ -5,9 +5,12 @@
 #pragma once
 #include "kernels/amx_tiles.h"
 #include "kernels/attention_vectors.h"
+#include "kernels/bf16_pairs.h"
 
 namespace ei::EI_NS {
 namespace {
+
+static_assert(kSpan == 1, "tiles hold the keys, weights and values of one block");
 
 // A tile is 16 rows of 64 bytes: as left operand 16 vectors by 32 values of k, as right operand 16
 // pairs of k by 16 columns, as sum 16 by 16 f32. High and low tile lie next to each other.
@@ -33,13 +36,6 @@ inline Tiles place_tiles(const Vectors& v, Scratch& s) {
   t.values = s.take(int64_t{2} * t.steps * kPair);
   t.acc = s.take(rows * t.steps * 2 * kTileFloats);
   return t;
-}
-
-inline __m512i bf16_bits(VF a, VF b) {  // to nearest even
-  const __m512bh h = _mm512_cvtne2ps_pbh(b, a);
-  __m512i bits;
-  memcpy(&bits, &h, sizeof bits);
-  return bits;
 }
 
 inline VF bf16_value(__m256i bits) {
@@ -79,7 +75,7 @@ inline const float* accumulator(const Vectors&, const Tiles& t, int i, int d) {
   return t.acc + (static_cast<int64_t>(i / 16) * t.steps * 2 + d / 16) * kTileFloats + i % 16 * 16;
 }
 
-inline void store_weights(const Vectors&, const Tiles& t, int i, const VF* e) {
+inline void store_weights(const Vectors&, const Tiles& t, int i, int, const VF* e) {
   float* y = t.weights + static_cast<int64_t>(i / 16) * kPair + i % 16 * 16;
   split_bf16(e[0], e[1], y, y + kTileFloats);
 }
@@ -99,15 +95,7 @@ inline void store_pairs(VF a, VF b, float* row) {
 }
 
 template <KvType T>
-inline VF load_or_zero(const KvElement<T>* p, int n) {
-  if (n >= kW) return vload_kv<T>(p);
-  return n > 0 ? vload_kv_n<T>(p, n) : vset(0.0f);
-}
-
-// Values outside [lo, hi) may be anything and become 0, for their weight 0 would not hide a NaN.
-template <KvType T>
-void load_block(const Vectors& v, const Tiles& t, const KvElement<T>* keys,
-                const KvElement<T>* values, int lo, int hi) {
+void load_keys(const Vectors& v, const Tiles& t, const KvElement<T>* keys) {
   for (int d = 0; d < t.steps * 32; d += 2)
     for (int half = 0; half < 2; ++half) {
       const KvElement<T>* k = keys + static_cast<int64_t>(d) * kKvBlock + half * kW;
@@ -115,6 +103,12 @@ void load_block(const Vectors& v, const Tiles& t, const KvElement<T>* keys,
                      load_or_zero<T>(k + kKvBlock, d + 1 < v.dim ? kW : 0),
                      t.keys + (d / 32 * 2 + half) * kPair + d % 32 / 2 * 16);
     }
+}
+
+// Values outside [lo, hi) may be anything and become 0, for their weight 0 would not hide a NaN.
+template <KvType T>
+void load_values(const Vectors& v, const Tiles& t, int, const KvElement<T>* values, int lo,
+                 int hi) {
   for (int token = 0; token < kKvBlock; token += 2) {
     const KvElement<T>* x = values + static_cast<int64_t>(token) * v.dim;
     const int even = token >= lo && token < hi ? v.dim : 0;
@@ -124,6 +118,8 @@ void load_block(const Vectors& v, const Tiles& t, const KvElement<T>* keys,
                      t.values + d / kW * kPair + token / 2 * 16);
   }
 }
+
+inline void clear_values(const Tiles&, int) {}  // a span of one block is seen or not there
 
 // Sums 0..3 += left pairs a (R of them) times the right pairs b and b + kPair; lowest parts first.
 template <KvType T, int R>
@@ -214,14 +210,14 @@ inline void for_tiles(const Vectors& v, One one, Two two) {
 }
 
 template <KvType T>
-void score_block(const Vectors& v, const Tiles& t) {
+void score_block(const Vectors& v, const Tiles& t, int, const KvElement<T>*, const KvElement<T>*) {
   for_tiles(
       v, [&](int tile) { score_tiles<T, 1>(v, t, tile); },
       [&](int tile) { score_tiles<T, 2>(v, t, tile); });
 }
 
 template <KvType T>
-void value_block(const Vectors& v, const Tiles& t) {
+void value_span(const Vectors& v, const Tiles& t) {
   for_tiles(
       v, [&](int tile) { value_tiles<T, 1>(v, t, tile); },
       [&](int tile) { value_tiles<T, 2>(v, t, tile); });

@@ -1,20 +1,23 @@
-// The matrix products of prefill with fma: a block is widened to f32 once for all query vectors,
-// and tiles of them multiply it from registers.
+// The matrix products of prefill from registers: a block is widened once for all query vectors, and
+// tiles of them multiply it. Scores are f32; how weights meet values is the level's affair.
 #pragma once
-#include "kernels/attention_vectors.h"
+#if EI_LEVEL >= 4
+#include "kernels/attention_values_bf16.h"
+#else
+#include "kernels/attention_values_fma.h"
+#endif
 
 namespace ei::EI_NS {
 namespace {
 
 constexpr int kTile = EI_LEVEL >= 3 ? 12 : 6;  // query vectors a tile: two vectors of sums each
-constexpr int kStep = 2 * kW;
 
 struct Tiles {
   int dim_pad;    // a whole number of register steps
   float* q;       // tiles of [dim][tile vectors]
   float* acc;     // [vectors][dim_pad]
-  float* keys;    // [dim][32]
-  float* values;  // [32][dim_pad]
+  float* keys;    // of one block: [dim][32]
+  float* values;  // of the span: slices of kStep dims, [kSpanTokens/kValueTokens][kStep]
 };
 
 inline Tiles place_tiles(const Vectors& v, Scratch& s) {
@@ -23,7 +26,7 @@ inline Tiles place_tiles(const Vectors& v, Scratch& s) {
   t.q = s.take(static_cast<int64_t>(v.count) * v.dim);
   t.acc = s.take(static_cast<int64_t>(v.count) * t.dim_pad);
   t.keys = s.take(static_cast<int64_t>(v.dim) * kKvBlock);
-  t.values = s.take(static_cast<int64_t>(kKvBlock) * t.dim_pad);
+  t.values = s.take(static_cast<int64_t>(kSpanTokens / kValueTokens) * t.dim_pad);
   return t;
 }
 
@@ -51,33 +54,35 @@ inline const float* accumulator(const Vectors&, const Tiles& t, int i, int d) {
   return t.acc + static_cast<int64_t>(i) * t.dim_pad + d;
 }
 
-inline void store_weights(const Vectors& v, const Tiles&, int i, const VF* e) {
-  for (int j = 0; j < kScoreVectors; ++j)
-    vstore(v.scores + static_cast<int64_t>(i) * kKvBlock + j * kW, e[j]);
+inline void store_weights(const Vectors& v, const Tiles&, int i, int block, const VF* e) {
+  store_weights(v.scores + static_cast<int64_t>(i) * kSpanTokens, block, e);
 }
 
-// Values outside [lo, hi) may be anything; nothing reads their rows of t.values.
 template <KvType T>
-void load_block(const Vectors& v, const Tiles& t, const KvElement<T>* keys,
-                const KvElement<T>* values, int lo, int hi) {
+void load_values(const Vectors& v, const Tiles& t, int block, const KvElement<T>* values, int lo,
+                 int hi) {
+  load_values<T>(values, v.dim, block, lo, hi, t.values);
+}
+
+// A block between those that somebody sees: weight 0 would not hide a NaN.
+inline void clear_values(const Tiles& t, int block) {
+  constexpr int64_t kFloats = kKvBlock / kValueTokens * kStep;
+  for (int64_t slice = 0; slice < t.dim_pad / kStep; ++slice)
+    memset(t.values + (slice * kSpan + block) * kFloats, 0, kFloats * sizeof(float));
+}
+
+template <KvType T>
+void load_keys(const Vectors& v, const Tiles& t, const KvElement<T>* keys) {
   for (int64_t i = 0; i < static_cast<int64_t>(v.dim) * kKvBlock; i += kW)
     vstore(t.keys + i, vload_kv<T>(keys + i));
-  for (int token = lo; token < hi; ++token) {
-    const KvElement<T>* x = values + static_cast<int64_t>(token) * v.dim;
-    float* y = t.values + static_cast<int64_t>(token) * t.dim_pad;
-    int d = 0;
-    for (; d + kW <= v.dim; d += kW) vstore(y + d, vload_kv<T>(x + d));
-    if (d < v.dim) {
-      vstore(y + d, vload_kv_n<T>(x + d, v.dim - d));
-      d += kW;
-    }
-    for (; d < t.dim_pad; d += kW) vstore(y + d, vset(0.0f));
-  }
 }
 
-// scores[r][token] = q[r] . keys[token] of R vectors, for the parts that hold tokens [lo, hi).
+// scores[r][token] = q[r] . keys[token] of R vectors and one block, for the parts that hold tokens
+// [lo, hi) of the span.
 template <int R>
-void score_tile(const Vectors& v, const Tiles& t, int first, int lo, int hi) {
+void score_tile(const Vectors& v, const Tiles& t, int first, int lo, int hi, int block) {
+  lo = clamp(lo - block * kKvBlock, 0, kKvBlock);
+  hi = clamp(hi - block * kKvBlock, 0, kKvBlock);
   for (int part = lo / kStep * kStep; part < hi; part += kStep) {
     VF s[R][2];
     for (int r = 0; r < R; ++r) s[r][0] = s[r][1] = vset(0.0f);
@@ -91,52 +96,45 @@ void score_tile(const Vectors& v, const Tiles& t, int first, int lo, int hi) {
         s[r][1] = vfma(b, k1, s[r][1]);
       }
     }
-    float* y = v.scores + static_cast<int64_t>(first) * kKvBlock + part;
+    float* y = v.scores + static_cast<int64_t>(first) * kSpanTokens + block * kKvBlock + part;
     for (int r = 0; r < R; ++r) {
-      vstore(y + r * kKvBlock, s[r][0]);
-      vstore(y + r * kKvBlock + kW, s[r][1]);
+      vstore(y + r * kSpanTokens, s[r][0]);
+      vstore(y + r * kSpanTokens + kW, s[r][1]);
     }
   }
 }
 
-// acc[r] = acc[r]*keep[r] + weights[r] . values over tokens [lo, hi), outside which weights are 0.
+// acc[r] = acc[r]*keep[r] + weights[r] . values over tokens [lo, hi), outside which weights are 0,
+// in the dims of one slice of the values.
 template <int R>
-void value_tile(const Vectors& v, const Tiles& t, int first, int lo, int hi) {
-  const float* weights = v.scores + static_cast<int64_t>(first) * kKvBlock;
-  for (int d = 0; d < t.dim_pad; d += kStep) {
-    float* y = t.acc + static_cast<int64_t>(first) * t.dim_pad + d;
-    VF s[R][2];
+void value_tile(const Vectors& v, const Tiles& t, int first, int lo, int hi, int slice) {
+  const float* weights = v.scores + static_cast<int64_t>(first) * kSpanTokens;
+  const int64_t stride = t.dim_pad;
+  float* y = t.acc + first * stride + slice * kStep;
+  VF s[R][2];
+  for (int r = 0; r < R; ++r) {
+    const VF keep = vset(v.keep[first + r]);
+    s[r][0] = vload(y + r * stride) * keep;
+    s[r][1] = vload(y + r * stride + kW) * keep;
+  }
+  const int begin = lo / kValueTokens, end = (hi + kValueTokens - 1) / kValueTokens;
+  const float* x =
+      t.values + (static_cast<int64_t>(slice) * (kSpanTokens / kValueTokens) + begin) * kStep;
+  for (int i = begin; i < end; ++i, x += kStep) {
+    const VF x0 = vload(x), x1 = vload(x + kW);
     for (int r = 0; r < R; ++r) {
-      const VF keep = vset(v.keep[first + r]);
-      s[r][0] = vload(y + static_cast<int64_t>(r) * t.dim_pad) * keep;
-      s[r][1] = vload(y + static_cast<int64_t>(r) * t.dim_pad + kW) * keep;
+      const float w = weights[r * kSpanTokens + i];
+      s[r][0] = add_product(s[r][0], w, x0);
+      s[r][1] = add_product(s[r][1], w, x1);
     }
-    const float* x = t.values + static_cast<int64_t>(lo) * t.dim_pad + d;
-    for (int token = lo; token < hi; ++token, x += t.dim_pad) {
-      const VF x0 = vload(x), x1 = vload(x + kW);
-      for (int r = 0; r < R; ++r) {
-        const VF w = vset(weights[r * kKvBlock + token]);
-        s[r][0] = vfma(w, x0, s[r][0]);
-        s[r][1] = vfma(w, x1, s[r][1]);
-      }
-    }
-    for (int r = 0; r < R; ++r) {
-      vstore(y + static_cast<int64_t>(r) * t.dim_pad, s[r][0]);
-      vstore(y + static_cast<int64_t>(r) * t.dim_pad + kW, s[r][1]);
-    }
+  }
+  for (int r = 0; r < R; ++r) {
+    vstore(y + r * stride, s[r][0]);
+    vstore(y + r * stride + kW, s[r][1]);
   }
 }
 
-using TileFunction = void (*)(const Vectors&, const Tiles&, int, int, int);
-
-// Calls functions[n-1] for every tile of n vectors of which some sees some token of the block.
-inline void for_tiles(const Vectors& v, const Tiles& t, const TileFunction* functions) {
-  for (int first = 0; first < v.count; first += kTile) {
-    const int count = tile_count(v, first);
-    int lo, hi;
-    if (seen_range(v, first, count, &lo, &hi)) functions[count - 1](v, t, first, lo, hi);
-  }
-}
+using TileFunction = void (*)(const Vectors&, const Tiles&, int, int, int, int);
 
 #if EI_LEVEL >= 3
 constexpr TileFunction kScoreTiles[kTile] = {
@@ -152,14 +150,34 @@ constexpr TileFunction kValueTiles[kTile] = {value_tile<1>, value_tile<2>, value
                                              value_tile<4>, value_tile<5>, value_tile<6>};
 #endif
 
+// Every tile asks for its share of what load_keys and load_values read next. (Prefetches alone in a
+// function of their own are no effect to GCC 12, which drops its calls.)
 template <KvType T>
-void score_block(const Vectors& v, const Tiles& t) {
-  for_tiles(v, t, kScoreTiles);
+void score_block(const Vectors& v, const Tiles& t, int block, const KvElement<T>* next_keys,
+                 const KvElement<T>* values) {
+  const int64_t elements = static_cast<int64_t>(v.dim) * kKvBlock;
+  constexpr int64_t kLine = 64 / sizeof(KvElement<T>);
+  const int64_t share = round_up(elements * kTile / v.count, kLine);
+  for (int first = 0; first < v.count; first += kTile) {
+    const int64_t at = first / kTile * share;
+    for (int64_t i = at; i < at + share && i < elements; i += kLine) {
+      _mm_prefetch(reinterpret_cast<const char*>(next_keys + i), _MM_HINT_T1);
+      _mm_prefetch(reinterpret_cast<const char*>(values + i), _MM_HINT_T1);
+    }
+    const int count = tile_count(v, first);
+    int lo, hi;
+    if (seen_range(v, first, count, &lo, &hi)) kScoreTiles[count - 1](v, t, first, lo, hi, block);
+  }
 }
 
 template <KvType T>
-void value_block(const Vectors& v, const Tiles& t) {
-  for_tiles(v, t, kValueTiles);
+void value_span(const Vectors& v, const Tiles& t) {
+  for (int slice = 0; slice < t.dim_pad / kStep; ++slice)
+    for (int first = 0; first < v.count; first += kTile) {
+      const int count = tile_count(v, first);
+      int lo, hi;
+      if (seen_range(v, first, count, &lo, &hi)) kValueTiles[count - 1](v, t, first, lo, hi, slice);
+    }
 }
 
 }  // namespace

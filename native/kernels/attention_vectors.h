@@ -19,14 +19,21 @@ struct Scratch {
   }
 };
 
+// Blocks of the pool of which all scores come before the softmax and all values after it, so that
+// accumulators are loaded and stored once a span. Spans start at multiples of their length,
+// whatever a call's rows see.
+constexpr int kSpan = EI_LEVEL >= 5 ? 1 : 8;
+constexpr int kSpanTokens = kSpan * kKvBlock;
+constexpr int kStep = 2 * kW;  // tokens of scores or dims of values that a tile keeps in registers
+
 struct Vectors {
   int count, padded;     // rows * group_heads; rounded up to 16
   int group_heads, dim;  // vector i is head i % group_heads of row i / group_heads
-  float* scores;         // [padded][32], then weights
+  float* scores;         // [padded][kSpanTokens], then weights
   float* sum;            // [padded][8]: sums of weights, not yet folded
   float* max;            // [padded], in powers of 2
   float* keep;           // [padded]: what remains of sum and accumulator when the maximum rises
-  int32_t *lo, *hi;      // [padded]: the tokens of the block at hand that a vector sees
+  int32_t *lo, *hi;      // [padded]: the tokens of the span at hand that a vector sees
 };
 
 inline Vectors place_vectors(int rows, int group_heads, int dim, Scratch& s) {
@@ -36,7 +43,7 @@ inline Vectors place_vectors(int rows, int group_heads, int dim, Scratch& s) {
   v.group_heads = group_heads;
   v.dim = dim;
   const int64_t n = v.padded;
-  v.scores = s.take(n * kKvBlock);
+  v.scores = s.take(n * kSpanTokens);
   v.sum = s.take(n * 8);
   v.max = s.take(n);
   v.keep = s.take(n);
@@ -45,9 +52,16 @@ inline Vectors place_vectors(int rows, int group_heads, int dim, Scratch& s) {
   return v;
 }
 
-// Whether vectors [first, first + count) see anything of the block, and the range that they do.
+// The first n of 16 or 8 elements, for any n; zeros after them.
+template <KvType T>
+inline VF load_or_zero(const KvElement<T>* p, int n) {
+  if (n >= kW) return vload_kv<T>(p);
+  return n > 0 ? vload_kv_n<T>(p, n) : vset(0.0f);
+}
+
+// Whether vectors [first, first + count) see anything of the span, and the range that they do.
 inline bool seen_range(const Vectors& v, int first, int count, int* lo, int* hi) {
-  *lo = kKvBlock;
+  *lo = kSpanTokens;
   *hi = 0;
   for (int i = first; i < first + count; ++i) {
     if (v.lo[i] >= v.hi[i]) continue;

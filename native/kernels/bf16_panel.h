@@ -2,6 +2,7 @@
 #pragma once
 #include <immintrin.h>
 
+#include "kernels/bf16_pairs.h"
 #include "kernels/linear_common.h"
 
 namespace ei::EI_NS {
@@ -9,14 +10,6 @@ namespace {
 
 inline __m512 load_half16(const uint16_t* p) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
-}
-
-// 32-bit words of two bf16: that of a in the low half, that of b in the high one.
-inline __m512i pair_bf16(__m512 a, __m512 b) {
-  alignas(64) static constexpr uint16_t kOrder[32] = {0,  16, 1,  17, 2,  18, 3,  19, 4,  20, 5,
-                                                      21, 6,  22, 7,  23, 8,  24, 9,  25, 10, 26,
-                                                      11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  return _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), (__m512i)_mm512_cvtne2ps_pbh(b, a));
 }
 
 // a | (b & mask)
@@ -88,7 +81,7 @@ inline void dequantize_unit(const Block& block, int u, __m512i* out) {
 inline void round_to_bf16(const float* x, int count, uint16_t* out) {
   if (count == 32) {
     const __m512 lo = _mm512_loadu_ps(x), hi = _mm512_loadu_ps(x + 16);
-    _mm512_storeu_si512(out, (__m512i)_mm512_cvtne2ps_pbh(hi, lo));
+    _mm512_storeu_si512(out, bf16_bits(lo, hi));
   } else {
     for (int i = 0; i < count; ++i) out[i] = float_to_bf16(x[i]);
   }

@@ -188,6 +188,11 @@ struct KernelTable {
                             const int32_t* begin, const int32_t* end, float* scratch, float* out,
                             int64_t out_stride);
   int64_t (*prefill_scratch_floats)(int rows, int group_heads, int head_dim);
+  // The same with weights and values rounded to bf16, where that is faster, else null: for rows
+  // that packed linears, which round as much, read next.
+  void (*attention_prefill_bf16)(const AttentionArgs& a, const float* q, int64_t q_stride, int rows,
+                                 const int32_t* begin, const int32_t* end, float* scratch,
+                                 float* out, int64_t out_stride);
 
   // --- sampling helpers over a vocabulary row ---
   int (*argmax)(const float* x, int n);  // first of equals; NaN never wins

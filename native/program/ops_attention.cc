@@ -75,8 +75,11 @@ void Program::attention_prefill(const Op& op, size_t index, Worker& w) {
   const StepInput::GroupTable& g = in_->groups[op.group];
   const int group_heads = op.heads / op.kv_heads, dim = op.head_dim;
   const int items = static_cast<int>(tiles_.size()) * op.kv_heads;
-  int32_t begin[kPrefillTileRows], end[kPrefillTileRows];
+  int32_t begin[kMaxTileRows], end[kMaxTileRows];
   float* scratch = reinterpret_cast<float*>(w.scratch);
+  const auto attend = packed_ && kernels_.attention_prefill_bf16 != nullptr
+                          ? kernels_.attention_prefill_bf16
+                          : kernels_.attention_prefill;
   for (;;) {
     const int claimed = claims_[index].fetch_add(1, std::memory_order_relaxed);
     if (claimed >= items) break;
@@ -92,10 +95,9 @@ void Program::attention_prefill(const Op& op, size_t index, Worker& w) {
         &layer,    g.blocks + static_cast<int64_t>(in_->sequence[tile.row]) * g.stride,
         h,         group_heads,
         op.factor, op.softcap};
-    kernels_.attention_prefill(a, at(op.in, tile.row) + h * group_heads * dim,
-                               spec_.buffers[op.in.buffer].stride, tile.rows, begin, end, scratch,
-                               at(op.out, tile.row) + h * group_heads * dim,
-                               spec_.buffers[op.out.buffer].stride);
+    attend(a, at(op.in, tile.row) + h * group_heads * dim, spec_.buffers[op.in.buffer].stride,
+           tile.rows, begin, end, scratch, at(op.out, tile.row) + h * group_heads * dim,
+           spec_.buffers[op.out.buffer].stride);
   }
 }
 

@@ -65,16 +65,24 @@ void Program::plan_scratch() {
   for (const Op& op : spec_.ops) {
     if (op.kind != OpKind::kLinear) continue;
     k = std::max<int64_t>(k, op.weights[0].matrix.k);
+    for (const Weight& w : op.weights) packed_ = packed_ || is_packed(w.matrix);
   }
   max_k_pad_ = round_up(k, 128);
   const int64_t rows = round_up(std::max(spec_.max_rows, spec_.max_outputs), 16);
   shared_ = Arena(static_cast<size_t>(InputRows::bytes(rows, max_k_pad_)));
 
+  int group_heads = 1;
+  for (const Op& op : spec_.ops) {
+    if (op.kind != OpKind::kAttention) continue;
+    group_heads = std::max(group_heads, op.heads / op.kv_heads);
+    kv_heads_ = kv_heads_ == 0 ? op.kv_heads : std::min(kv_heads_, op.kv_heads);
+  }
+  max_tile_rows_ = std::clamp(kTileVectors / group_heads, kTileRows, kMaxTileRows);
   int64_t attention = 0;
   for (const Op& op : spec_.ops)
     if (op.kind == OpKind::kAttention)
       attention = std::max(attention, kernels_.prefill_scratch_floats(
-                                          kPrefillTileRows, op.heads / op.kv_heads, op.head_dim));
+                                          max_tile_rows_, op.heads / op.kv_heads, op.head_dim));
   const int64_t bf16 =
       kernels_.bf16_scratch_bytes ? kernels_.bf16_scratch_bytes(static_cast<int>(max_k_pad_)) : 0;
   private_rows_ = round_up(16 * max_k_pad_ * 4 + max_k_pad_ * 4 + 4096, 4096);
@@ -139,10 +147,15 @@ void Program::prepare(const StepInput& in) {
   while (decode_outputs_ < in.outputs && in.output_rows[decode_outputs_] < in.decode_rows)
     ++decode_outputs_;
 
+  // Tiles as long as every thread finds some; results do not depend on their length.
+  const int64_t pieces = static_cast<int64_t>(in.rows - in.decode_rows) * kv_heads_;
+  const int64_t shared = pieces / (kTilesPerThread * team_->threads());
+  const int length =
+      std::max(kTileRows, static_cast<int>(std::min<int64_t>(shared, max_tile_rows_)));
   tiles_.clear();
   for (int r = in.decode_rows; r < in.rows;) {
     int n = 1;
-    while (r + n < in.rows && n < kPrefillTileRows && in.sequence[r + n] == in.sequence[r]) ++n;
+    while (r + n < in.rows && n < length && in.sequence[r + n] == in.sequence[r]) ++n;
     tiles_.push_back({r, n});
     r += n;
   }

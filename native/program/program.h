@@ -228,6 +228,9 @@ class Program {
   const StepInput* in_ = nullptr;
   int decode_outputs_ = 0;
   std::vector<Tile> tiles_;
+  int kv_heads_ = 0;     // the fewest of any attention
+  bool packed_ = false;  // some linear has packed weights
+  int max_tile_rows_ = 0;
   std::vector<int32_t> embed_index_;           // per row, -1 for a token
   std::vector<std::vector<float>> cos_, sin_;  // per rope table: [rows][half]
   int last_rows_ = 0, last_outputs_ = 0;
@@ -238,7 +241,10 @@ class Program {
   Clock::time_point operations_begin_, operations_end_;
 };
 
-constexpr int kPrefillTileRows = 32;
+// A prefill tile takes so many query vectors (rows times the heads of a KV head) that widening a
+// block of the pool costs little beside what they multiply, within these numbers of rows.
+constexpr int kTileVectors = 128, kTileRows = 32, kMaxTileRows = 128;
+constexpr int kTilesPerThread = 4;
 constexpr int kAttentionSplit =
     256;  // tokens; splits lie at absolute multiples, for every batch alike
 

@@ -16,14 +16,15 @@ BLOCK = 32
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def level_params() -> list:
+def level_params(levels: list[str] = ALL_LEVELS, suffix: str = "") -> list:
     """Every ISA level; those that this machine lacks are skipped with a reason."""
     have = _native.available_levels()
     return [
         pytest.param(
-            level, marks=[] if level in have else pytest.mark.skip(reason=f"CPU lacks {level}")
+            level + suffix,
+            marks=[] if level in have else pytest.mark.skip(reason=f"CPU lacks {level}"),
         )
-        for level in ALL_LEVELS
+        for level in levels
     ]
 
 
