@@ -27,7 +27,8 @@ struct BlockPointers {
 template <KvType T>
 constexpr int kLineElements = 64 / static_cast<int>(sizeof(KvElement<T>));
 
-inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+// Into the second level: the first has too few buffers for what is underway from memory.
+inline void prefetch(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
 
 // p[g][t] = scale * q[g] . keys[.][t]
 template <KvType T, int G>
