@@ -16,6 +16,7 @@ from edge_infer.engine.tokenizer import Tokenizer
 from edge_infer.errors import ConfigError, ExecutionError
 from edge_infer.server import grammar
 from edge_infer.server.grammar import GrammarCompiler, GrammarSpec, ReasoningPrefix
+from edge_infer.server.json_text import loads
 
 pytest.importorskip("llguidance", reason="extra [serve] is not installed")
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="extra [test] is not installed")
@@ -54,7 +55,7 @@ def test_random_output_follows_the_schema(tokenizer, compiler, name) -> None:
     seen = set()
     for seed in range(6):
         text = sample(tokenizer, compiler, GrammarSpec("json_schema", SCHEMAS[name]), seed)
-        assert jsonschema_rs.is_valid(SCHEMAS[name], json.loads(text)), text
+        assert jsonschema_rs.is_valid(SCHEMAS[name], loads(text)), text
         seen.add(text)
     assert len(seen) > 1 or name == "const"
 
@@ -66,7 +67,7 @@ def test_random_output_of_the_demo_vocabulary_follows_the_schema(demo_compiler, 
     for seed in range(2):
         ids, ended = generate(tokenizer, make(), logits, seed, 1000)
         assert ended
-        assert jsonschema_rs.is_valid(SCHEMAS[name], json.loads(text_of(tokenizer, ids)))
+        assert jsonschema_rs.is_valid(SCHEMAS[name], loads(text_of(tokenizer, ids)))
 
 
 def test_json_object(tokenizer, compiler) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 pytest.importorskip("anthropic", reason="extra [test] is not installed")
@@ -142,3 +144,10 @@ def test_blocks_that_make_no_sense_are_named(role, block, param) -> None:
     with pytest.raises(ApiError) as e:
         chat_messages(None, messages((role, [block])))
     assert e.value.param == param
+
+
+def test_a_number_beyond_a_double_stays_json() -> None:
+    run = [p.ToolCallStart(0, 0, "call_a", "f"), p.ToolCallArguments(0, 0, '{"x": -1e999}')]
+    document, _ = build([*run, p.Finished(0, "tool_calls"), p.Usage(20, 10, 0, 2)])
+    (call,) = (b for b in document["content"] if b["type"] == "tool_use")
+    assert call["input"] == {"x": -sys.float_info.max}

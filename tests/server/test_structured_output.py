@@ -9,6 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from grammar_support import SCHEMAS
 
+from edge_infer.server.json_text import loads
+
 pytest.importorskip("llguidance", reason="extra [serve] is not installed")
 jsonschema_rs = pytest.importorskip("jsonschema_rs", reason="extra [test] is not installed")
 
@@ -46,7 +48,7 @@ def test_complete_answers_follow_the_schema(server, name) -> None:
     assert any(a["finish_reason"] == "stop" for a in answers)
     for answer in answers:
         if answer["finish_reason"] == "stop":
-            value = json.loads(answer["message"]["content"])
+            value = loads(answer["message"]["content"])
             assert jsonschema_rs.is_valid(OBJECTS[name], value)
         else:  # a string or list without bound may outlast its tokens
             assert answer["finish_reason"] == "length"

@@ -164,6 +164,23 @@ def test_calls_are_read_however_the_text_is_cut(name, constrained) -> None:
     assert decoded(calls) == TWO
 
 
+@pytest.mark.parametrize(
+    ("number", "constrained"),
+    [("1e999", False), ("1e999", True), ("NaN", False), ("-Infinity", False)],  # no grammar has NaN
+)
+@pytest.mark.parametrize("name", ALL)
+def test_arguments_are_json_whatever_number_stands_in_them(name, number, constrained) -> None:
+    def no_json(constant: str) -> None:
+        pytest.fail(f"{constant} in arguments")
+
+    written = WRITE[name]([("move", {"to": {"x": 1.5, "y": -2}})])
+    assert "1.5" in written
+    _, calls = read_any_cut(name, written.replace("1.5", number), constrained)
+    assert calls or number != "1e999"
+    for _, arguments in calls:
+        json.loads(arguments, parse_constant=no_json)
+
+
 def test_ids_that_a_model_repeats_are_dropped() -> None:
     written = WRITE["mistral-list"](TWO).replace("}}", '}, "id": "abcdefghi"}')
     assert written.count("abcdefghi") == 2

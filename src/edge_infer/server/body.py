@@ -6,9 +6,10 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 from edge_infer.server.errors import ApiError
+from edge_infer.server.json_text import loads
 
 if TYPE_CHECKING:
     from starlette.types import Receive
@@ -110,12 +111,12 @@ def parse_json(body: bytes, depth: int) -> Any:
     except UnicodeDecodeError as e:
         raise _bad(f"byte {e.object[e.start]:#04x} at {e.start} is not UTF-8") from None
     try:
-        value = json.loads(text, parse_constant=_not_a_number)
+        value = loads(text)
     except json.JSONDecodeError as e:
         raise _bad(f"{e.msg} at line {e.lineno}, column {e.colno}") from None
     except RecursionError:
         raise _too_deep(depth) from None
-    except ValueError as e:  # an integer of thousands of digits
+    except ValueError as e:  # NaN, or an integer of thousands of digits
         raise _bad(str(e)) from None
     _check(value, depth, surrogates="\\u" in text)
     return value
@@ -146,10 +147,6 @@ def _check_text(text: str) -> None:
         text.encode()
     except UnicodeEncodeError as e:
         raise _bad(f"a text has a lone surrogate, U+{ord(text[e.start]):04X}") from None
-
-
-def _not_a_number(name: str) -> NoReturn:
-    raise _bad(f"{name} is no JSON number")
 
 
 def _bad(what: str) -> ApiError:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from edge_infer.errors import ConfigError, ExecutionError, UnsupportedError
+from edge_infer.server.json_text import loads
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -224,7 +225,7 @@ def _body(spec: GrammarSpec) -> dict[str, Any]:
     if spec.kind == "json_schema":
         if isinstance(value, str):
             try:
-                value = json.loads(value)
+                value = loads(value)
             except (ValueError, RecursionError) as e:
                 raise _invalid(spec, f"it is not JSON ({e})") from e
         return {"json_schema": json_schema(value)}

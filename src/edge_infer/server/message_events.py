@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
+from edge_infer.server.json_text import loads
 from edge_infer.server.pipeline import (
     Content,
     Event,
@@ -110,7 +110,7 @@ class MessageBuilder:
 
 def _object(text: str) -> dict[str, Any] | None:
     try:
-        value = json.loads(text or "{}")
+        value = loads(text or "{}")
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -10,6 +9,7 @@ from pydantic import Field
 from edge_infer.engine.outputs import TokenLogprobs
 from edge_infer.engine.tokenizer import Tokenizer
 from edge_infer.server.errors import ApiError, unsupported_parameter
+from edge_infer.server.json_text import loads
 from edge_infer.server.pipeline import Choice, ToolCall, Usage
 from edge_infer.server.protocol.common import (
     HarmlessFields,
@@ -217,7 +217,7 @@ def _text(content: str | list[dict[str, Any]] | None, at: str) -> str | None:
 
 def _arguments(call: CalledTool, at: str) -> dict[str, Any]:
     try:
-        value = json.loads(call.function.arguments or "{}")
+        value = loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         value = None
     if not isinstance(value, dict):

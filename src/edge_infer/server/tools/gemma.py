@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from edge_infer.server.json_text import loads
 from edge_infer.server.tools.declared import Tool
 from edge_infer.server.tools.format import ToolFormat
 from edge_infer.server.tools.lark import LarkBuilder, either, literal
@@ -143,7 +144,7 @@ class Gemma(ToolFormat):
         bare = _BARE.match(raw, at)
         if bare is None:
             raise ValueError("a value of its arguments is missing")
-        value = json.loads(bare[0])  # a number, true, false or null
+        value = loads(bare[0])  # a number, true, false or null
         return value, bare.end()
 
     def _read_object(self, raw: str, at: int, depth: int) -> tuple[dict[str, Any], int]:

@@ -6,12 +6,12 @@ text can change the decision.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
+from edge_infer.server.json_text import loads
 from edge_infer.server.tools.declared import Tool
 from edge_infer.server.tools.events import CallArguments, CallStart, TextPart, ToolEvent
 
@@ -335,7 +335,7 @@ class JsonEnd:
 
 def _is_object(text: str) -> bool:
     try:
-        return isinstance(json.loads(text), dict)
+        return isinstance(loads(text), dict)
     except (ValueError, RecursionError):
         return False
 

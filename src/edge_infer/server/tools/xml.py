@@ -13,6 +13,7 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from edge_infer.server.json_text import loads
 from edge_infer.server.tools.declared import Tool
 from edge_infer.server.tools.format import ToolFormat
 from edge_infer.server.tools.lark import LarkBuilder, either, literal
@@ -152,12 +153,12 @@ def _is_json(schema: Mapping[str, Any]) -> bool:
 def _convert(text: str, schema: Any, key: str) -> Any:
     if isinstance(schema, dict) and _is_json(schema):
         try:
-            return json.loads(text)
+            return loads(text)
         except (ValueError, RecursionError) as e:
             raise ValueError(f"its argument {key[:100]!r} is not JSON") from e
     if isinstance(schema, dict) and schema.get("type", "") != "string":
         try:  # its type is open: JSON where it is such
-            return json.loads(text)
+            return loads(text)
         except (ValueError, RecursionError):
             return text
     return text
