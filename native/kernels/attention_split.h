@@ -20,7 +20,7 @@ constexpr int kChains = G == 1   ? 4
 template <KvType T>
 struct BlockPointers {
   const KvElement<T>*keys, *values;            // of the block at hand
-  const KvElement<T>*next_keys, *next_values;  // of the next one, which only software can foresee
+  const KvElement<T>*next_keys, *next_values;  // of the next, which only software can foresee
   const float *key_scales, *value_scales;      // of the block at hand; null for 16-bit types
 };
 
@@ -178,11 +178,13 @@ void split(const AttentionArgs& a, const float* q, int begin, int end, float* m,
     const int start = index * kKvBlock;
     const int hi = end - start < kKvBlock ? end - start : kKvBlock;
     const int32_t block = a.blocks[index];
-    const int32_t next = a.blocks[start + kKvBlock < end ? index + 1 : index];
+    const bool last = start + kKvBlock >= end, known = a.next_block >= 0;
+    const int32_t next = !last ? a.blocks[index + 1] : known ? a.next_block : block;
+    const int32_t next_head = last && known ? a.next_kv_head : a.kv_head;
     const BlockPointers<T> b{block_keys<T>(*a.kv, block, a.kv_head),
                              block_values<T>(*a.kv, block, a.kv_head),
-                             block_keys<T>(*a.kv, next, a.kv_head),
-                             block_values<T>(*a.kv, next, a.kv_head),
+                             block_keys<T>(*a.kv, next, next_head),
+                             block_values<T>(*a.kv, next, next_head),
                              block_key_scales<T>(*a.kv, block, a.kv_head),
                              block_value_scales<T>(*a.kv, block, a.kv_head)};
     for (int g = 0; g < a.group_heads; g += kHeadChunk) {

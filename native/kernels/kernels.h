@@ -112,6 +112,8 @@ struct AttentionArgs {
   int32_t group_heads;  // query heads that share this kv head
   float scale;
   float softcap;  // 0: none; else scores become softcap*tanh(scores/softcap)
+  // What this thread reads afterwards, to be asked for in time; block -1: nobody knows.
+  int32_t next_block = -1, next_kv_head = 0;
 };
 
 struct KernelTable {

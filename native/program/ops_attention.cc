@@ -36,24 +36,36 @@ void Program::attention_decode(const Op& op, Worker& w) {
   const int group_heads = op.heads / op.kv_heads, dim = op.head_dim;
   const int64_t floats = static_cast<int64_t>(group_heads) * (dim + 2);  // of one item: m, l, acc
 
-  // Items are (row, kv head, split), the splits of one head side by side.
+  // Items are (row, kv head, split), the splits of one head side by side. Each waits until the
+  // thread's next one is known, whose first block it asks for at its end.
+  AttentionArgs args{};
+  int row = -1, begin = 0, end = 0;  // of the waiting one; row -1: none
+  float* results = nullptr;
+  const auto run_waiting = [&] {
+    if (row < 0) return;
+    kernels_.attention_split(args, at(op.in, row) + args.kv_head * group_heads * dim, begin, end,
+                             results, results + group_heads, results + 2 * group_heads);
+  };
   int64_t item = 0;
   for (int r = 0; r < in_->decode_rows; ++r) {
     const Range v = visible(op, *in_, r);
     const auto [s0, s1] = splits_of(v);
+    const int32_t* blocks = g.blocks + static_cast<int64_t>(in_->sequence[r]) * g.stride;
     for (int h = 0; h < op.kv_heads; ++h)
       for (int s = s0; s < s1; ++s, ++item) {
         if (item % w.threads != w.thread) continue;
-        const AttentionArgs a{
-            &layer,    g.blocks + static_cast<int64_t>(in_->sequence[r]) * g.stride,
-            h,         group_heads,
-            op.factor, op.softcap};
-        float* m = partials_.data() + item * floats;
-        kernels_.attention_split(
-            a, at(op.in, r) + h * group_heads * dim, std::max(v.begin, s * kAttentionSplit),
-            std::min(v.end, (s + 1) * kAttentionSplit), m, m + group_heads, m + 2 * group_heads);
+        const int first = std::max(v.begin, s * kAttentionSplit);
+        if (first < v.end) {
+          args.next_block = blocks[first / kKvBlock];
+          args.next_kv_head = h;
+        }
+        run_waiting();
+        args = {&layer, blocks, h, group_heads, op.factor, op.softcap};
+        row = r, begin = first, end = std::min(v.end, (s + 1) * kAttentionSplit);
+        results = partials_.data() + item * floats;
       }
   }
+  run_waiting();
   w.wait();
   item = 0;
   int64_t head = 0;
