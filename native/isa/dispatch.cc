@@ -16,7 +16,11 @@ bool available(const std::string& level) {
   if (level == "avx2vnni") return f.avx_vnni;
   if (level == "avx512") return f.avx512;
   if (level == "avx512bf16") return f.avx512_bf16;
+#ifdef EI_EMULATE_AMX
+  if (level == "amx") return f.avx512_bf16;
+#else
   if (level == "amx") return f.amx;
+#endif
   return false;
 }
 

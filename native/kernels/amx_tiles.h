@@ -2,6 +2,9 @@
 // of its 64 bytes as read, so the stores behind the rest may be dropped, and its tile loads do not
 // say that they read memory.
 #pragma once
+#ifdef EI_EMULATE_AMX
+#include "kernels/amx_tiles_emulated.h"
+#else
 #include <cstdint>
 
 #define EI_TILE_LOAD(t, base, stride)                             \
@@ -22,6 +25,7 @@
                    : "memory")
 #define EI_TILE_ZERO(t) __asm__ volatile("tilezero %%tmm" #t : :)
 #define EI_TILE_DPBF16(c, a, b) __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
+#define EI_TILE_DPBSSD(c, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
 
 namespace ei::EI_NS {
 namespace {
@@ -48,3 +52,4 @@ inline void release_tiles() { __asm__ volatile("tilerelease"); }
 
 }  // namespace
 }  // namespace ei::EI_NS
+#endif

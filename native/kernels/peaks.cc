@@ -66,8 +66,6 @@ int64_t lanes_sum(const float* c) {
   return sum;
 }
 
-#define EI_TILE_DPBSSD(c, a, b) __asm__ volatile("tdpbssd %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
-
 // Four accumulators, two operands of ones either side, as in the linear's 2x2 blocking.
 #define EI_TILE_PEAK(T, product)                                            \
   int64_t total = 0;                                                        \

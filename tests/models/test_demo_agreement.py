@@ -83,7 +83,7 @@ def test_agrees_with_transformers(level, demo_model, continuations, tmp_path) ->
     code = f"import test_demo_agreement as t; t.worker({arguments})"
     subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "EDGE_INFER_ISA": level, "PYTHONPATH": os.path.dirname(__file__)},
+        env=tiny.environment(level),
         check=True,
         timeout=280,
     )

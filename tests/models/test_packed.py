@@ -73,7 +73,7 @@ def logits_at(level: str, folders: dict[str, Path], tmp: Path) -> dict[str, np.n
     file.write_text(json.dumps({"folders": named, "out": str(out)}))
     subprocess.run(
         [sys.executable, "-c", f"import test_packed as t; t.worker({str(file)!r})"],
-        env={**os.environ, "EDGE_INFER_ISA": level, "PYTHONPATH": os.path.dirname(__file__)},
+        env=tiny.environment(level),
         check=True,
         timeout=200,
     )

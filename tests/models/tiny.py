@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -69,6 +70,12 @@ COMMON = {
     "num_hidden_layers": 3,
     "max_position_embeddings": 512,
 }
+
+
+def environment(level: str) -> dict[str, str]:
+    """Of a process that imports from this folder and runs at this ISA level."""
+    path = os.pathsep.join(filter(None, [os.path.dirname(__file__), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "EDGE_INFER_ISA": level, "PYTHONPATH": path}
 
 
 def make(kind: str, folder: Path, *, tied: bool = False, seed: int = 0):
