@@ -48,7 +48,7 @@ declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
   [vllm-memory]="0 45" [vllm-speed]="0 40" [vllm-speed-spark]="0 40" [vllm-step]="0 10" [vllm-processes]="0 15" [peers]="12 20"
-  [weights]="0 10" [kv]="0 20" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
+  [weights]="0 10" [kv]="0 10" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
   gap speculation start grammar weights)
@@ -206,14 +206,7 @@ run_step() {
       say profile-qwen3-1.7b
       edge-infer profile "$qwen-4bit" --output "$(out profile-qwen3-1.7b)"
       ;;
-    kv)
-      model qwen3-1.7b
-      for kv in f16 int8; do
-        say "bench-qwen3-1.7b-d8192-kv-$kv"
-        edge-infer bench "$qwen-4bit" --context 8192 --prompt-tokens 0 --kv-cache-dtype $kv --starts 0 \
-          --repeat 3 --output "$(out "bench-qwen3-1.7b-d8192-kv-$kv")"
-      done
-      ;;
+    kv) model qwen3-1.7b && grid kv-cache "$qwen-4bit" ;;
     vllm-memory)
       model qwen3-1.7b
       vllm vllm-memory vllm-memory-rope vllm-memory-tinygemm

@@ -112,7 +112,9 @@ class BenchOptions:
         }
 
     def _decode_room(self) -> int:
-        return decode_room(self.sequences, self.context, self.generate_tokens + 1, prompt_rows=64)
+        # The first token is the prompt's, and one more is never made, so that the last step ends no
+        # sequence while memory is looked at.
+        return decode_room(self.sequences, self.context, self.generate_tokens + 2, prompt_rows=64)
 
 
 Samples = dict[str, list[float]]

@@ -11,6 +11,8 @@ import json
 import random
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from edge_infer.errors import EdgeInferError, ExecutionError
@@ -62,28 +64,20 @@ class Timer:
         vocabulary = self._llm.runner.vocab_size
         return [self._random.randrange(vocabulary) for _ in range(count)]
 
-    def _metrics(self, prompt: list[int], max_tokens: int) -> Any:
-        (output,) = self._llm.generate([{"prompt_token_ids": prompt}], _params(max_tokens))
-        produced = len(output.outputs[0].token_ids)
-        if produced != max_tokens:
-            raise ExecutionError(f"{produced} tokens came where {max_tokens} were asked for.")
-        return output.metrics
-
     def prefill(self, tokens: int) -> float:
         """Seconds from the first step to the first token of a prompt that no cache has seen."""
-        return float(self._metrics(self._tokens(tokens), 1).prefill_seconds)
+        prompt = {"prompt_token_ids": self._tokens(tokens)}
+        (output,) = self._llm.generate([prompt], _params(1))
+        return float(output.metrics.prefill_seconds)
 
-    def decode(self, tokens: int) -> float:
-        """Seconds of ``tokens`` single-token steps after the first prompt."""
-        # The first token comes from the prompt's own step and is not counted.
-        return float(self._metrics(self._prompts[0], tokens + 1).decode_seconds)
-
-    def together(self, tokens: int) -> float:
-        """Seconds of ``tokens`` steps in which every sequence decodes."""
+    @contextmanager
+    def decode(self, tokens: int, sequences: int = 1) -> Iterator[float]:
+        """Seconds of ``tokens`` steps in which that many sequences decode after their prompts,
+        which have their cache until the context is left."""
         scheduler = self._llm.scheduler
         requests = [
             r
-            for p in self._prompts
+            for p in self._prompts[:sequences]
             for r in self._llm.new_requests({"prompt_token_ids": p}, _params(None))
         ]
         try:
@@ -98,10 +92,10 @@ class Timer:
             seconds = time.perf_counter() - start
             if any(len(r.tokens) - n != tokens for r, n in zip(requests, before, strict=True)):
                 raise ExecutionError("Not every sequence decoded in every step.")
+            yield seconds
         finally:
             for r in requests:
                 scheduler.abort(r)
-        return seconds
 
 
 def _params(max_tokens: int | None) -> Any:
@@ -121,13 +115,16 @@ def speed(options: dict[str, Any], events: ChildEvents) -> None:
         timer.prefill(prompt)  # warm-up
         events.send("prefill", seconds=[timer.prefill(prompt) for _ in range(repeat)])
     if generate:
-        timer.decode(1)  # warm-up
-        events.send("decode", seconds=[timer.decode(generate) for _ in range(repeat)])
-        if options["sequences"] > 1:
-            timer.together(1)  # warm-up
-            events.send(
-                "decode.together", seconds=[timer.together(generate) for _ in range(repeat)]
-            )
+        for sequences in sorted({1, options["sequences"]}):
+            with timer.decode(1, sequences):
+                pass  # warm-up
+            seconds = []
+            for i in range(repeat):
+                with timer.decode(generate, sequences) as taken:
+                    seconds.append(taken)
+                    if i == repeat - 1:
+                        name = "decode" if sequences == 1 else "decode.together"
+                        events.send(name, seconds=seconds)
         stream = stream_reads(llm.runner.team, llm.runner.program.isa, repeat)
         events.send("stream_read", **stream)
     events.send("end")
