@@ -48,7 +48,7 @@ declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
   [vllm-memory]="0 45" [vllm-speed]="0 40" [vllm-speed-spark]="0 40" [vllm-step]="0 10" [vllm-processes]="0 15" [peers]="12 20"
-  [weights]="0 10" [kv]="0 10" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
+  [weights]="0 10" [kv]="0 13" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
   gap speculation start grammar weights)

@@ -11,7 +11,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -51,6 +51,23 @@ def info(llm: Any) -> dict[str, Any]:
     }
 
 
+@contextmanager
+def _begun(llm: Any, prompts: Sequence[list[int]]) -> Iterator[list[Any]]:
+    """Requests that all have their first token, and their cache until the context is left."""
+    requests = [
+        r for p in prompts for r in llm.new_requests({"prompt_token_ids": p}, _params(None))
+    ]
+    try:
+        for r in requests:
+            llm.scheduler.add(r)
+        while not all(r.generated for r in requests):
+            llm.scheduler.step()
+        yield requests
+    finally:
+        for r in requests:
+            llm.scheduler.abort(r)
+
+
 class Timer:
     """Times requests of random tokens."""
 
@@ -68,34 +85,23 @@ class Timer:
         """Seconds from the first step to the first token of a prompt that no cache has seen."""
         prompt = {"prompt_token_ids": self._tokens(tokens)}
         (output,) = self._llm.generate([prompt], _params(1))
+        if len(output.outputs[0].token_ids) != 1:
+            raise ExecutionError("A prompt ended without its token.")
         return float(output.metrics.prefill_seconds)
 
     @contextmanager
-    def decode(self, tokens: int, sequences: int = 1) -> Iterator[float]:
+    def decode(self, tokens: int, sequences: int) -> Iterator[float]:
         """Seconds of ``tokens`` steps in which that many sequences decode after their prompts,
         which have their cache until the context is left."""
-        scheduler = self._llm.scheduler
-        requests = [
-            r
-            for p in self._prompts[:sequences]
-            for r in self._llm.new_requests({"prompt_token_ids": p}, _params(None))
-        ]
-        try:
-            for r in requests:
-                scheduler.add(r)
-            while not all(r.generated for r in requests):
-                scheduler.step()
+        with _begun(self._llm, self._prompts[:sequences]) as requests:
             before = [len(r.tokens) for r in requests]
             start = time.perf_counter()
             for _ in range(tokens):
-                scheduler.step()
+                self._llm.scheduler.step()
             seconds = time.perf_counter() - start
             if any(len(r.tokens) - n != tokens for r, n in zip(requests, before, strict=True)):
                 raise ExecutionError("Not every sequence decoded in every step.")
             yield seconds
-        finally:
-            for r in requests:
-                scheduler.abort(r)
 
 
 def _params(max_tokens: int | None) -> Any:
@@ -115,15 +121,15 @@ def speed(options: dict[str, Any], events: ChildEvents) -> None:
         timer.prefill(prompt)  # warm-up
         events.send("prefill", seconds=[timer.prefill(prompt) for _ in range(repeat)])
     if generate:
-        for sequences in sorted({1, options["sequences"]}):
+        several = {"decode.together": options["sequences"]} if options["sequences"] > 1 else {}
+        for name, sequences in {"decode": 1, **several}.items():
             with timer.decode(1, sequences):
                 pass  # warm-up
-            seconds = []
-            for i in range(repeat):
+            seconds: list[float] = []
+            while len(seconds) < repeat:
                 with timer.decode(generate, sequences) as taken:
                     seconds.append(taken)
-                    if i == repeat - 1:
-                        name = "decode" if sequences == 1 else "decode.together"
+                    if len(seconds) == repeat:
                         events.send(name, seconds=seconds)
         stream = stream_reads(llm.runner.team, llm.runner.program.isa, repeat)
         events.send("stream_read", **stream)
@@ -179,12 +185,8 @@ def init(options: dict[str, Any], events: ChildEvents) -> None:
     events.send("settled")
     draw = random.Random(0)
     tokens = [draw.randrange(llm.vocab_size) for _ in range(options["context"])]
-    (request,) = llm.new_requests({"prompt_token_ids": tokens}, _params(2))
-    llm.scheduler.add(request)
-    while not request.generated:
-        llm.scheduler.step()
-    # One token is still to come, so the request has its blocks.
-    events.send("filled", kv_bytes=llm.kv_use().bytes, info=info(llm))
+    with _begun(llm, [tokens]):
+        events.send("filled", kv_bytes=llm.kv_use().bytes, info=info(llm))
     events.send("end")
 
 
