@@ -152,7 +152,7 @@ void bind_attention(nb::module_& k) {
   k.def(
       "kv_store",
       [](const std::string& level, Pool pool, const std::string& dtype, int block, int slot, In key,
-         In value) {
+         In value, int head_begin, int head_end) {
         require(key.ndim() == 3 && value.ndim() == 3,
                 "key and value are [tokens, kv_heads, head_dim]");
         length(value, "value", static_cast<int64_t>(key.size()));
@@ -162,10 +162,15 @@ void bind_attention(nb::module_& k) {
         require(block >= 0 && block < static_cast<int>(pool.shape(0)) && slot >= 0 &&
                     slot + tokens <= kKvBlock,
                 "no such slots");
-        kernel_table(level).kv_store(kv, block, slot, static_cast<int>(tokens), key.data(), stride,
-                                     value.data(), stride);
+        if (head_end < 0) head_end = kv.kv_heads;
+        require(0 <= head_begin && head_begin < head_end && head_end <= kv.kv_heads,
+                "no such heads");
+        kernel_table(level).kv_store(kv, head_begin, head_end, block, slot,
+                                     static_cast<int>(tokens), key.data(), stride, value.data(),
+                                     stride);
       },
-      "level"_a, "pool"_a, "dtype"_a, "block"_a, "slot"_a, "key"_a, "value"_a);
+      "level"_a, "pool"_a, "dtype"_a, "block"_a, "slot"_a, "key"_a, "value"_a, "head_begin"_a = 0,
+      "head_end"_a = -1);
   k.def(
       "attention_split",
       [](const std::string& level, Pool pool, const std::string& dtype, int kv_heads, int kv_head,

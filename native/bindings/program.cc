@@ -7,15 +7,19 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <optional>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "bindings/bindings.h"
 #include "bindings/sequence_rows.h"
 #include "common/error.h"
 #include "program/program.h"
+#include "team/share.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -120,7 +124,27 @@ void bind_program(nb::module_& m) {
                    "A persistent team of threads; cpus: where to pin them, empty for nowhere.")
       .def(nb::init<int, std::vector<int>>(), "threads"_a, "cpus"_a = std::vector<int>{})
       .def_prop_ro("threads", &Team::threads)
-      .def_prop_ro("cpus", &Team::cpus);
+      .def_prop_ro("cpus", &Team::cpus)
+      .def(
+          "share",
+          [](Team& team, int total, int unit) {
+            if (total < 0 || unit < 1)
+              throw Error("invalid_parameter", "There are no blocks to share.");
+            std::vector<std::atomic<uint64_t>> taken(team.threads());
+            std::vector<std::vector<std::pair<int, int>>> pieces(team.threads());
+            auto work = [&](int thread, int threads) {
+              share_blocks(total, unit, thread, threads, {taken.data(), 1},
+                           [&](int begin, int end) { pieces[thread].emplace_back(begin, end); });
+            };
+            team.run([](void* f, int thread,
+                        int threads) { (*static_cast<decltype(work)*>(f))(thread, threads); },
+                     &work);
+            return pieces;
+          },
+          "total"_a, "unit"_a, nb::call_guard<nb::gil_scoped_release>(),
+          "How an operation of `total` blocks, taken `unit` at a time, is shared out in one run: "
+          "the "
+          "pieces (begin, end) of each thread in its order.");
 
   using Seconds = std::chrono::duration<double>;
   const auto time = [](double seconds) {

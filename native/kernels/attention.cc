@@ -67,10 +67,10 @@ void store_keys(const float* k, int64_t stride, const float* factors, int tokens
 }
 
 template <KvType T>
-void store(const KvLayer& kv, int32_t block, int slot, int tokens, const float* k, int64_t k_stride,
-           const float* v, int64_t v_stride) {
+void store(const KvLayer& kv, int head_begin, int head_end, int32_t block, int slot, int tokens,
+           const float* k, int64_t k_stride, const float* v, int64_t v_stride) {
   const int dim = kv.head_dim;
-  for (int h = 0; h < kv.kv_heads; ++h, k += dim, v += dim) {
+  for (int h = head_begin; h < head_end; ++h, k += dim, v += dim) {
     float key_factors[kKvBlock] = {}, value_factors[kKvBlock] = {};
     if constexpr (T == KvType::kI8) {
       float* key_scales = block_key_scales<T>(kv, block, h) + slot;
@@ -87,15 +87,20 @@ void store(const KvLayer& kv, int32_t block, int slot, int tokens, const float* 
   }
 }
 
-void kv_store(const KvLayer& kv, int32_t block, int slot, int tokens, const float* k,
-              int64_t k_stride, const float* v, int64_t v_stride) {
+void kv_store(const KvLayer& kv, int head_begin, int head_end, int32_t block, int slot, int tokens,
+              const float* k, int64_t k_stride, const float* v, int64_t v_stride) {
+  k += static_cast<int64_t>(head_begin) * kv.head_dim;
+  v += static_cast<int64_t>(head_begin) * kv.head_dim;
   switch (kv.type) {
     case KvType::kF16:
-      return store<KvType::kF16>(kv, block, slot, tokens, k, k_stride, v, v_stride);
+      return store<KvType::kF16>(kv, head_begin, head_end, block, slot, tokens, k, k_stride, v,
+                                 v_stride);
     case KvType::kBf16:
-      return store<KvType::kBf16>(kv, block, slot, tokens, k, k_stride, v, v_stride);
+      return store<KvType::kBf16>(kv, head_begin, head_end, block, slot, tokens, k, k_stride, v,
+                                  v_stride);
     case KvType::kI8:
-      return store<KvType::kI8>(kv, block, slot, tokens, k, k_stride, v, v_stride);
+      return store<KvType::kI8>(kv, head_begin, head_end, block, slot, tokens, k, k_stride, v,
+                                v_stride);
   }
 }
 

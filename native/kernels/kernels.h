@@ -168,10 +168,10 @@ struct KernelTable {
                     float* y);  // x*sigmoid(gate[h])
 
   // --- attention over the paged pool ---
-  // Keys and values of `tokens` tokens ([kv_heads][head_dim] each, token i at k + i*k_stride) into
-  // slots [slot, slot + tokens) of a block.
-  void (*kv_store)(const KvLayer& kv, int32_t block, int slot, int tokens, const float* k,
-                   int64_t k_stride, const float* v, int64_t v_stride);
+  // Heads [head_begin, head_end) of the keys and values of `tokens` tokens ([kv_heads][head_dim]
+  // each, token i at k + i*k_stride) into slots [slot, slot + tokens) of a block.
+  void (*kv_store)(const KvLayer& kv, int head_begin, int head_end, int32_t block, int slot,
+                   int tokens, const float* k, int64_t k_stride, const float* v, int64_t v_stride);
   // Decode numerics. One query row, its group_heads heads q[group_heads][head_dim], over the tokens
   // [begin, end) of one split: m (max), l (sum of exp), acc[group_heads][head_dim] (weighted
   // values, not yet divided by l). An empty range gives m=-inf, l=0, acc=0. Tokens are read block

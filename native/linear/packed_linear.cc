@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <new>
 #include <utility>
 
 #include "common/error.h"
@@ -14,6 +15,7 @@ namespace ei {
 namespace {
 
 constexpr int64_t kPassRows = 512;        // rows of one pass over the weights; bounds the scratch
+constexpr int64_t kLine = 64;             // of the cache: threads' claims lie in lines of their own
 constexpr int64_t kTileFloats = 1 << 16;  // results that a thread holds before they leave as 16 bit
 
 thread_local Workspace workspace;
@@ -87,8 +89,8 @@ struct PackedLinear::Pass {
   Plan plan;
   uint8_t* own;     // plan.bytes for each thread
   uint8_t* shared;  // transformed rows
+  Claims claims;
   Barrier barrier{};
-  std::atomic<int32_t> claimed{0};
 };
 
 void PackedLinear::run(const FloatRows& x, int64_t rows, int64_t decode_rows, bool with_bias,
@@ -100,7 +102,12 @@ void PackedLinear::run(const FloatRows& x, int64_t rows, int64_t decode_rows, bo
     const int64_t integer = bf16_prefill_ ? decode_rows - row : count;
     const Plan plan(*this, count);
     uint8_t* const memory =
-        workspace.reserve(threads * plan.bytes + InputRows::bytes(count, k_pad_));
+        workspace.reserve(threads * (plan.bytes + kLine) + InputRows::bytes(count, k_pad_));
+    auto* const taken = reinterpret_cast<std::atomic<uint64_t>*>(memory);
+    const Claims claims{taken, kLine / static_cast<int64_t>(sizeof *taken)};
+    for (int64_t t = 0; t < threads; ++t)
+      new (&claims.of(static_cast<int>(t))) std::atomic<uint64_t>(0);
+    uint8_t* const own = memory + threads * kLine;
     Pass p{{row_of(x, row), x.stride, x.type},
            count,
            static_cast<int>(std::clamp<int64_t>(integer, 0, count)),
@@ -109,8 +116,9 @@ void PackedLinear::run(const FloatRows& x, int64_t rows, int64_t decode_rows, bo
            y_stride,
            y_type,
            plan,
-           memory,
-           memory + threads * plan.bytes};
+           own,
+           own + threads * plan.bytes,
+           claims};
     on_threads(omp, [&](int thread, int team) { pass(p, thread, team); });
   }
 }
@@ -159,7 +167,7 @@ void PackedLinear::pass(Pass& p, int thread, int threads) const {
   void* const scratch = own + p.plan.scratch;
   const int64_t tile_stride = p.plan.tile_stride(), size = float_bytes(p.y_type);
   const auto matrix = [&](size_t i) -> const Matrix& { return segments_[i]; };
-  share_blocks(blocks_, thread, threads, p.claimed, [&](int begin, int end) {
+  share_blocks(blocks_, share_unit(p.rows), thread, threads, p.claims, [&](int begin, int end) {
     for_segments(segments_.size(), matrix, begin, end, [&](size_t i, int b0, int b1, int column) {
       const Matrix& m = matrix(i);
       const Epilogue e{p.bias == nullptr ? nullptr : p.bias + column, false};

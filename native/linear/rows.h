@@ -1,15 +1,18 @@
 // What the executor and the stand-alone linear share: input rows in the forms that kernels read,
-// the dispatch to a kernel, and how output channels are dealt out to threads.
+// and the dispatch to a kernel.
 #pragma once
 #include <algorithm>
-#include <atomic>
 #include <cstdint>
 
 #include "kernels/kernels.h"
+#include "team/share.h"
 
 namespace ei {
 
 constexpr int kPrivateRows = 2;  // recomputing this many rows costs less than a barrier
+
+// Blocks that threads take together: kernels read two side by side for all but a single row.
+inline int share_unit(int rows) { return rows > 1 ? 2 : 1; }
 
 inline bool is_packed(const Matrix& m) { return bits_of(m.type) != 0; }
 inline int blocks_of(const Matrix& m) { return (m.n + kBlockN - 1) / kBlockN; }
@@ -95,25 +98,6 @@ void for_segments(size_t count, MatrixAt matrix, int begin, int end, F f) {
     if (b0 < b1) f(i, b0, b1, column);
     block0 += n;
     column += m.n;
-  }
-}
-
-// Deals `total` blocks out: most in contiguous stretches, the tail to whoever is free first, so
-// that a core that was taken away for a moment does not hold the others up. claimed starts at 0.
-template <class F>
-void share_blocks(int total, int thread, int threads, std::atomic<int32_t>& claimed, F blocks) {
-  const int fixed = total * 7 / 8 / 2 * 2;
-  const int begin = static_cast<int>(static_cast<int64_t>(fixed) * thread / threads) / 2 * 2;
-  const int end =
-      thread + 1 == threads
-          ? fixed
-          : static_cast<int>(static_cast<int64_t>(fixed) * (thread + 1) / threads) / 2 * 2;
-  if (begin < end) blocks(begin, end);
-  const int chunk = std::max(2, (total - fixed) / (4 * threads) / 2 * 2);
-  for (;;) {
-    const int at = fixed + claimed.fetch_add(chunk, std::memory_order_relaxed);
-    if (at >= total) break;
-    blocks(at, std::min(total, at + chunk));
   }
 }
 

@@ -36,8 +36,15 @@ void Program::attention_decode(const Op& op, Worker& w) {
   const int group_heads = op.heads / op.kv_heads, dim = op.head_dim;
   const int64_t floats = static_cast<int64_t>(group_heads) * (dim + 2);  // of one item: m, l, acc
 
-  // Items are (row, kv head, split), the splits of one head side by side. Each waits until the
-  // thread's next one is known, whose first block it asks for at its end.
+  int64_t tokens = 0;  // of all items
+  for (int r = 0; r < in_->decode_rows; ++r) {
+    const Range v = visible(op, *in_, r);
+    tokens += int64_t{std::max(1, v.end - v.begin)} * op.kv_heads;
+  }
+  // Items are (row, kv head, split), the splits of one head side by side; a thread takes
+  // neighbours, as in the row operations before, so that it finds the keys it has stored in its own
+  // cache. Each waits until the thread's next one is known, whose first block it asks for at its
+  // end.
   AttentionArgs args{};
   int row = -1, begin = 0, end = 0;  // of the waiting one; row -1: none
   float* results = nullptr;
@@ -46,35 +53,39 @@ void Program::attention_decode(const Op& op, Worker& w) {
     kernels_.attention_split(args, at(op.in, row) + args.kv_head * group_heads * dim, begin, end,
                              results, results + group_heads, results + 2 * group_heads);
   };
-  int64_t item = 0;
+  int64_t item = 0, before = 0;  // tokens of the items before
   for (int r = 0; r < in_->decode_rows; ++r) {
     const Range v = visible(op, *in_, r);
     const auto [s0, s1] = splits_of(v);
     const int32_t* blocks = g.blocks + static_cast<int64_t>(in_->sequence[r]) * g.stride;
     for (int h = 0; h < op.kv_heads; ++h)
       for (int s = s0; s < s1; ++s, ++item) {
-        if (item % w.threads != w.thread) continue;
         const int first = std::max(v.begin, s * kAttentionSplit);
+        const int last = std::min(v.end, (s + 1) * kAttentionSplit);
+        const int64_t middle = 2 * before + std::max(1, last - first);
+        before += std::max(1, last - first);
+        if (middle * w.threads / (2 * tokens) != w.thread) continue;
         if (first < v.end) {
           args.next_block = blocks[first / kKvBlock];
           args.next_kv_head = h;
         }
         run_waiting();
         args = {&layer, blocks, h, group_heads, op.factor, op.softcap};
-        row = r, begin = first, end = std::min(v.end, (s + 1) * kAttentionSplit);
+        row = r, begin = first, end = last;
         results = partials_.data() + item * floats;
       }
   }
   run_waiting();
   w.wait();
   item = 0;
-  int64_t head = 0;
+  const int heads = in_->decode_rows * op.heads;
+  int head = 0;
   for (int r = 0; r < in_->decode_rows; ++r) {
     const Range v = visible(op, *in_, r);
     const auto [s0, s1] = splits_of(v);
     for (int h = 0; h < op.kv_heads; ++h, item += s1 - s0)
       for (int q = 0; q < group_heads; ++q, ++head) {
-        if (head % w.threads != w.thread) continue;
+        if (head < w.begin(heads) || head >= w.end(heads)) continue;
         const float* m = partials_.data() + item * floats;
         kernels_.attention_merge(m + q, m + group_heads + q, floats, m + 2 * group_heads + q * dim,
                                  floats, s1 - s0, dim, at(op.out, r) + (h * group_heads + q) * dim);
@@ -93,9 +104,9 @@ void Program::attention_prefill(const Op& op, size_t index, Worker& w) {
                           ? kernels_.attention_prefill_bf16
                           : kernels_.attention_prefill;
   for (;;) {
-    const int claimed = claims_[index].fetch_add(1, std::memory_order_relaxed);
-    if (claimed >= items) break;
-    const int item = items - 1 - claimed;  // late rows see most: begin with them
+    const uint64_t claimed = claims(index).of(0).fetch_add(1, std::memory_order_relaxed);
+    if (claimed >= static_cast<uint64_t>(items)) break;
+    const int item = items - 1 - static_cast<int>(claimed);  // late rows see most: begin with them
     const Tile& tile = tiles_[item / op.kv_heads];
     const int h = item % op.kv_heads;
     for (int i = 0; i < tile.rows; ++i) {

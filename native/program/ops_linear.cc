@@ -13,6 +13,7 @@ void Program::run_linear(const Op& op, size_t index, Worker& w) {
   const int rows = rows_in(space), decode = decode_rows_in(space);
   const int k = op.weights[0].matrix.k;
   const Op* prologue = op.prologue < 0 ? nullptr : &spec_.prologues[op.prologue];
+  const Heads all{0, prologue == nullptr ? 0 : heads_of(*prologue)};
 
   bool packed = false, floats = false;
   int64_t k_pad = 0;
@@ -31,7 +32,7 @@ void Program::run_linear(const Op& op, size_t index, Worker& w) {
 
   const auto input_row = [&](int r, float* to) -> const float* {
     if (prologue == nullptr) return at(op.in, r);
-    run_row(*prologue, r, to);
+    run_row(*prologue, r, all, to);
     return to;
   };
   // Float weights read f32 rows: the buffer itself, or the prologue's results.
@@ -41,7 +42,7 @@ void Program::run_linear(const Op& op, size_t index, Worker& w) {
 
   const int first = alone ? 0 : w.begin(rows), last = alone ? rows : w.end(rows);
   if (floats && prologue != nullptr)
-    for (int r = first; r < last; ++r) run_row(*prologue, r, results + r * in.float_stride);
+    for (int r = first; r < last; ++r) run_row(*prologue, r, all, results + r * in.float_stride);
   if (packed) {
     const int int_first = alone ? 0 : w.begin(int_rows),
               int_last = alone ? int_rows : w.end(int_rows);
@@ -55,7 +56,8 @@ void Program::run_linear(const Op& op, size_t index, Worker& w) {
       const float* x = prologue == nullptr ? at(op.in, row) : temp;
       const int64_t stride = prologue == nullptr ? spec_.buffers[op.in.buffer].stride : k;
       if (prologue != nullptr)
-        for (int i = 0; i < n; ++i) run_row(*prologue, row + i, temp + static_cast<int64_t>(i) * k);
+        for (int i = 0; i < n; ++i)
+          run_row(*prologue, row + i, all, temp + static_cast<int64_t>(i) * k);
       in.pack(kt, t, n, x, stride);
     }
   }
@@ -68,13 +70,15 @@ void Program::run_linear(const Op& op, size_t index, Worker& w) {
   uint8_t* const bf16_scratch = align64(w.scratch + private_rows_);
   const int64_t stride = spec_.buffers[op.out.buffer].stride;
   const auto matrix = [&](size_t i) -> const Matrix& { return op.weights[i].matrix; };
-  share_blocks(total, w.thread, w.threads, claims_[index], [&](int begin, int end) {
-    for_segments(op.weights.size(), matrix, begin, end, [&](size_t i, int b0, int b1, int column) {
-      const Ref ref{op.out.buffer, op.out.column + column, matrix(i).n};
-      in.multiply(kt, matrix(i), b0, b1, bf16_scratch, at(ref, 0), stride,
-                  {op.biases[i].data, op.accumulate});
-    });
-  });
+  share_blocks(total, share_unit(rows), w.thread, w.threads, claims(index),
+               [&](int begin, int end) {
+                 for_segments(op.weights.size(), matrix, begin, end,
+                              [&](size_t i, int b0, int b1, int column) {
+                                const Ref ref{op.out.buffer, op.out.column + column, matrix(i).n};
+                                in.multiply(kt, matrix(i), b0, b1, bf16_scratch, at(ref, 0), stride,
+                                            {op.biases[i].data, op.accumulate});
+                              });
+               });
 }
 
 }  // namespace ei

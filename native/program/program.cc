@@ -9,17 +9,6 @@
 namespace ei {
 namespace {
 
-bool is_row_op(OpKind k) {
-  switch (k) {
-    case OpKind::kLinear:
-    case OpKind::kAttention:
-    case OpKind::kGather:
-      return false;
-    default:
-      return true;
-  }
-}
-
 int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 double seconds(Clock::duration d) { return std::chrono::duration<double>(d).count(); }
@@ -36,17 +25,12 @@ Program::Program(ProgramSpec spec, std::shared_ptr<Team> team, std::shared_ptr<K
   check();
   plan_scratch();
   arena_ = Arena(static_cast<size_t>(spec_.arena_bytes));
-  claims_ = std::make_unique<std::atomic<int32_t>[]>(spec_.ops.size());
+  claims_ = std::make_unique<std::atomic<uint64_t>[]>(spec_.ops.size() * team_->threads());
   op_times_.resize(spec_.ops.size());
   cos_.resize(spec_.tables.size());
   sin_.resize(spec_.tables.size());
 
-  // Row operations split rows in one way, so a run of them over one space needs no barrier between.
-  barrier_before_.resize(spec_.ops.size());
-  for (size_t i = 1; i < spec_.ops.size(); ++i) {
-    const Op &a = spec_.ops[i - 1], &b = spec_.ops[i];
-    barrier_before_[i] = !(is_row_op(a.kind) && is_row_op(b.kind) && space_of(a) == space_of(b));
-  }
+  plan_row_ops();
   // How far back a group's layers look: the widest window, 0 when some layer sees everything.
   if (pool_ != nullptr) {
     group_window_.assign(pool_->groups().size(), 0);
@@ -142,7 +126,8 @@ void Program::step(const StepInput& input) {
 
 void Program::prepare(const StepInput& in) {
   in_ = &in;
-  for (size_t i = 0; i < spec_.ops.size(); ++i) claims_[i].store(0, std::memory_order_relaxed);
+  for (size_t i = 0; i < spec_.ops.size() * team_->threads(); ++i)
+    claims_[i].store(0, std::memory_order_relaxed);
   decode_outputs_ = 0;
   while (decode_outputs_ < in.outputs && in.output_rows[decode_outputs_] < in.decode_rows)
     ++decode_outputs_;
@@ -199,7 +184,7 @@ void Program::run(int thread, int threads) {
       else if (op.kind == OpKind::kAttention)
         run_attention(op, i, w);
       else
-        run_rows(op, w);
+        run_rows(op, i, w);
     }
     w.lap(&OpTimes::work);
   }

@@ -12,6 +12,7 @@
 #include "kernels/kernels.h"
 #include "kv/pool.h"
 #include "program/weight_map.h"
+#include "team/share.h"
 #include "team/team.h"
 
 namespace ei {
@@ -185,9 +186,16 @@ class Program {
   void prepare(const StepInput& in);
   void run(int thread, int threads);
 
-  void store_rows(const Op& op, int first, int last);
-  void run_rows(const Op& op, Worker& w);
-  void run_row(const Op& op, int row, float* out);
+  struct Heads {  // [begin, end) of an operation's heads
+    int begin, end;
+  };
+  // How many heads a row operation may work on apart; 1 where it needs the whole row.
+  int heads_of(const Op& op) const;
+  bool share_data(const Op& a, const Op& b) const;
+  void plan_row_ops();
+  void store_rows(const Op& op, int first, int last, Heads heads);
+  void run_rows(const Op& op, size_t index, Worker& w);
+  void run_row(const Op& op, int row, Heads heads, float* out);
   void run_linear(const Op& op, size_t index, Worker& w);
   void run_attention(const Op& op, size_t index, Worker& w);
   void attention_decode(const Op& op, Worker& w);
@@ -201,6 +209,7 @@ class Program {
   Space space_of(const Op& op) const {
     return spec_.buffers[op.out.buffer < 0 ? op.in.buffer : op.out.buffer].space;
   }
+  Claims claims(size_t op) const { return {&claims_[op], static_cast<int64_t>(spec_.ops.size())}; }
   int rows_in(Space s) const { return s == Space::kRows ? in_->rows : in_->outputs; }
   int decode_rows_in(Space s) const {
     return s == Space::kRows ? in_->decode_rows : decode_outputs_;
@@ -221,8 +230,9 @@ class Program {
   int64_t max_k_pad_ = 0;        // widest linear input, padded to 128
   std::vector<float> partials_;  // split attention: m, l, acc
   std::vector<uint8_t> barrier_before_;
-  std::unique_ptr<std::atomic<int32_t>[]> claims_;  // one work counter an operation
-  std::vector<int32_t> group_window_;               // 0: some layer sees everything
+  std::vector<int32_t> heads_apart_;  // how row operations divide a row among threads; 1: not
+  std::unique_ptr<std::atomic<uint64_t>[]> claims_;  // [threads][operations]
+  std::vector<int32_t> group_window_;                // 0: some layer sees everything
 
   // the running step
   const StepInput* in_ = nullptr;

@@ -145,8 +145,8 @@ def test_kv_store_of_many_tokens_is_that_of_each(level: str, dtype: str, dim: in
     keys[3] = 0
     values[5, 1, 0] = np.inf
     for slot, tokens in ((0, BLOCK), (0, 1), (5, 20), (BLOCK - 1, 1), (16, 16), (31, 1), (7, 25)):
-        together, one_by_one = (
-            guarded(np.full((2, kv_block_bytes(dtype, heads, dim)), 0x34, np.uint8)) for _ in "ab"
+        together, one_by_one, by_head = (
+            guarded(np.full((2, kv_block_bytes(dtype, heads, dim)), 0x34, np.uint8)) for _ in "abc"
         )
         k.kv_store(
             level, together, dtype, 1, slot, guarded(keys[:tokens]), guarded(values[:tokens])
@@ -155,6 +155,11 @@ def test_kv_store_of_many_tokens_is_that_of_each(level: str, dtype: str, dim: in
             one = guarded(keys[i : i + 1]), guarded(values[i : i + 1])
             k.kv_store("scalar", one_by_one, dtype, 1, slot + i, *one)
         np.testing.assert_array_equal(together, one_by_one)
+        all_tokens = guarded(keys[:tokens]), guarded(values[:tokens])
+        for begin, end in ((1, 3), (0, 1)):
+            assert (by_head != together).any()
+            k.kv_store(level, by_head, dtype, 1, slot, *all_tokens, head_begin=begin, head_end=end)
+        np.testing.assert_array_equal(by_head, together)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -17,6 +17,7 @@ from edge_infer.models.values import Linear
 
 RNG = np.random.default_rng(2)
 TABLE = RNG.standard_normal((50, 64)).astype(np.float32)
+HEAD96 = RNG.standard_normal((30, 96)).astype(np.float32)
 HEAD = RNG.standard_normal((500, 64)).astype(np.float32)
 
 
@@ -53,6 +54,52 @@ def test_thread_counts() -> None:
     for threads in (1, 2, 3, 5):  # more than CPUs as well
         y = step(*program(_native.Team(threads)), [1, 2, 3])
         np.testing.assert_allclose(y, TABLE[[1, 2, 3]] @ HEAD.T, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+@pytest.mark.parametrize("unit", [1, 2])
+def test_every_block_goes_to_one_thread(threads: int, unit: int) -> None:
+    team = _native.Team(threads)
+    for total in (0, 1, 2, 3, 5, 16, 17, 129, 1001):
+        for _ in range(20):
+            pieces = team.share(total, unit)
+            assert len(pieces) == threads
+            flat = sorted(itertools.chain.from_iterable(pieces))
+            assert [b for b, _ in flat] == [0, *(e for _, e in flat)][: len(flat)]
+            assert (flat[-1][1] if flat else 0) == total
+            assert all(b % unit == 0 and b < e for b, e in flat)
+    with pytest.raises(ConfigError):
+        team.share(-1, unit)
+
+
+def test_a_thread_reads_its_own_blocks_in_order() -> None:
+    (pieces,) = _native.Team(1).share(64, 1)
+    assert [b for b, _ in pieces] == [0, *(e for _, e in pieces)][:-1]
+    assert pieces[0] == (0, 16) and pieces[-1] == (63, 64)  # ever smaller ones
+
+
+@pytest.mark.parametrize("whole_row", [False, True])
+def test_heads_of_a_row_are_shared_out(whole_row: bool) -> None:
+    """Fewer rows than threads: row operations divide heads, unless one of them needs whole rows."""
+    wide = RNG.standard_normal((96, 64)).astype(np.float32)
+
+    def run(threads: int) -> list[np.ndarray]:
+        p = ProgramBuilder(max_rows=8, max_outputs=8)
+        x = p.embed(Linear(_native.Weight.from_numpy(TABLE)), width=64)
+        q = p.linear(x, Linear(_native.Weight.from_numpy(wide)))
+        q = p.rms_norm(q, None, 1e-6, heads=12, in_place=True)
+        if whole_row:
+            q = p.rms_norm(q, None, 1e-6, in_place=True)
+        q = p.rms_norm(q, None, 1e-6, heads=12 if not whole_row else 4, in_place=True)
+        p.output("y", p.linear(p.gather(q), Linear(_native.Weight.from_numpy(HEAD96))))
+        native = p.create(_native.Team(threads), None, [])
+        return [step(native, p.outputs["y"], tokens) for tokens in ([1], [2, 3], [4] * 5)]
+
+    want = run(1)
+    for threads in (2, 3, 5):
+        for _ in range(10):
+            for got, one in zip(run(threads), want, strict=True):
+                np.testing.assert_array_equal(got, one)
 
 
 def test_idle_team_uses_no_cpu() -> None:
