@@ -2,6 +2,7 @@
 // by addresses, so that a call costs little more than the work.
 #include "linear/packed_experts.h"
 #include "linear/packed_linear.h"
+#include "program/large_pages.h"
 #include "program/map_guard.h"
 
 #include <nanobind/ndarray.h>
@@ -180,6 +181,14 @@ void lookup(const Linear& layer, uintptr_t ids, int64_t count, uintptr_t y, int 
 }  // namespace
 
 void bind_linear(nb::module_& m) {
+  m.def(
+      "ask_for_large_pages",
+      [](uintptr_t address, size_t bytes) {
+        ask_for_large_pages(reinterpret_cast<uint8_t*>(address), bytes);
+      },
+      "address"_a, "bytes"_a, nb::call_guard<nb::gil_scoped_release>(),
+      "Asks that a mapped file is read into pages of 2 MiB, which may read one of them: guard it "
+      "before.");
   nb::class_<MapGuard>(m, "MapGuard", nb::is_weak_referenceable(),
                        "Pages of a mapped file that cannot be read become zeros, not a SIGBUS; "
                        "what is computed from them is a WeightsLostError.")

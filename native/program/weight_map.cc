@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "program/large_pages.h"
+
 namespace ei {
 namespace {
 
@@ -53,15 +55,13 @@ WeightMap::WeightMap(const std::string& path, WeightMode mode) : path_(path), mo
   if (p == MAP_FAILED) throw Error("storage_failed", "Cannot map " + path + ": " + reason() + ".");
   mapped_ = static_cast<size_t>(size_);
   data_ = static_cast<uint8_t*>(p);
-  // Where the file system has large folios (ext4 from Linux 6.16, xfs), what is not cached yet is
-  // read in pages of 2 MiB: with those of 4 KiB, translating addresses limits a step.
-  madvise(data_, mapped_, MADV_HUGEPAGE);
   try {
     guard_ = std::make_unique<MapGuard>(data_, mapped_, path);
   } catch (...) {
     munmap(data_, mapped_);
     throw;
   }
+  ask_for_large_pages(data_, mapped_);
   if (mode == WeightMode::kLocked && mlock(data_, mapped_) != 0) {
     const std::string why = reason();
     rlimit limit{};

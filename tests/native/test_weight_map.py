@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +51,34 @@ def test_out_of_range_and_missing(weights, tmp_path) -> None:
     (tmp_path / "empty").touch()
     with pytest.raises(StorageError):
         _native.WeightMap(str(tmp_path / "empty"))
+
+
+def test_a_file_that_is_not_cached_is_read_in_large_pages(tmp_path) -> None:
+    path = tmp_path / "w.bin"
+    path.write_bytes(bytes(16 << 20))
+
+    def mapped(drop: bool) -> tuple[set[str], int]:
+        """The flags of the map, and how many bytes of it lie in pages of 2 MiB once it was read."""
+        fd = os.open(path, os.O_RDONLY)
+        os.fsync(fd)
+        if drop:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(fd)
+        m = _native.WeightMap(str(path))
+        assert not m.vector(0, 4 << 20, "F32").numpy().any()
+        entry = Path("/proc/self/smaps").read_text().split(str(path))[1]
+        pages, flags = (
+            entry.split(name + ":")[1].split("\n")[0] for name in ("FilePmdMapped", "VmFlags")
+        )
+        return set(flags.split()), 1024 * int(pages.split()[0])
+
+    flags, large = mapped(drop=True)
+    if not large:
+        pytest.skip("This file system has no pages of 2 MiB.")
+    assert {"hg", "rr"} <= flags  # read-ahead would end inside of large pages
+    assert large <= 16 << 20
+    flags, _ = mapped(drop=False)
+    assert "hg" in flags and "rr" not in flags  # nothing to find out from
 
 
 def test_resident_is_anonymous_and_mapped_is_not(weights) -> None:

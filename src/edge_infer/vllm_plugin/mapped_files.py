@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     import torch
 
 MAPS = Path("/proc/self/maps")  # the lines of smaps without its counters
-_madvise = ctypes.CDLL(None).madvise
-_madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _guards: WeakValueDictionary[tuple[int, int], Any] = WeakValueDictionary()
 
 
@@ -39,10 +35,8 @@ def guard(tensor: torch.Tensor) -> Any:
         return None
     first, last, path = found
     made = _native.MapGuard(first, last - first, path)
-    # File systems with large folios (ext4 from Linux 6.16, xfs) then read what is not cached yet in
-    # pages of 2 MiB, and map what is; elsewhere nothing changes. Advice on each tensor would divide
-    # the map within such pages.
-    _madvise(first, last - first, mmap.MADV_HUGEPAGE)
+    # Of the whole file: advice on each tensor would divide the map within a large page.
+    _native.ask_for_large_pages(first, last - first)
     _guards[first, last] = made
     return made
 
