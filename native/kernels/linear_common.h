@@ -60,7 +60,7 @@ inline void for_form(const Matrix& w, const F& f) {
 
 // A single row keeps up with memory, and wants its codes in the first level; with several rows the
 // activations fill that, and it takes from the second what it needs in time.
-constexpr int64_t kNearBytes = 8192;
+constexpr int64_t kNearBytes = 5120;
 constexpr int64_t kFarBytes = 16384;
 constexpr int64_t kScaleBytes = 4096;
 
@@ -77,6 +77,12 @@ inline void prefetch_codes(const Block& block, const uint8_t* line, int64_t offs
   if (blocks == 1) return prefetch_near(line, kNearBytes);
   const bool within = offset + kFarBytes < block.code_stride;
   prefetch_far(line, kFarBytes + (within ? 0 : (blocks - 1) * block.code_stride));
+}
+
+// The same for a row of scales. Those of a single row are foreseen by the hardware, and asking for
+// them as well costs more than it brings.
+inline void prefetch_scales(const uint16_t* row, int blocks) {
+  if (blocks > 1) prefetch_far(row, kScaleBytes);
 }
 
 // y[0..count) = acc (+ bias) (+ y), in this order.

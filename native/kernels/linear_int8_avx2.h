@@ -138,7 +138,7 @@ inline void dot_halves(const Block& block, int first, const int8_t* codes, int64
                                  g_stride, dot);
       const int64_t at =
           b * block.scale_stride + static_cast<int64_t>(g >> block.shift) * kBlockN + 8 * half;
-      if (half == 0 || H == 1) prefetch_far(block.scales + at, kScaleBytes);
+      if (half == 0 || H == 1) prefetch_scales(block.scales + at, B);
       const __m256 s_w = load_half8(block.scales + at);
       for (int i = 0; i < R; ++i) {
         const __m256 s_a = _mm256_set1_ps(scales[i * g_stride + g]);

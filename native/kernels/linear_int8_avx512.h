@@ -89,7 +89,7 @@ void dot_tile(const Block& block, const int8_t* codes, int64_t k_stride, const f
 #pragma GCC unroll 4
     for (int b = 0; b < B; ++b) {
       const uint16_t* scale_row = block.scales + at + b * block.scale_stride;
-      prefetch_far(scale_row, kScaleBytes);
+      prefetch_scales(scale_row, B);
       const __m512 s_w = load_half16(scale_row);
 #pragma GCC unroll 16
       for (int i = 0; i < R; ++i) {
