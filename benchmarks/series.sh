@@ -6,6 +6,7 @@
 #               two cores where llama.cpp prefills 50 tok/s at the 1.7B shape
 #     --plan    print the steps and how long they take, and end
 # edge-infer and its python are those of the PATH.   MODELS   where models are made (build/bench)
+#   SHAPE          what the steps of one model measure (qwen3-1.7b); any that edge-infer synth makes
 #   PASSES         passes of each comparison (5; 3 when quick)
 #   SECONDS_EACH   of each load on a server (120)
 #   VLLM_PYTHON    the environment of the steps vllm-* (.venv-vllm/bin/python)
@@ -30,8 +31,9 @@ models=${MODELS:-build/bench}
 seconds=${SECONDS_EACH:-120}
 llama=${LLAMACPP_BUILD:-$PWD/baselines/llamacpp/build}
 results=${RESULTS:-benchmarks/results}
-qwen=$models/qwen3-1.7b
-spark=$models/spark-x2.5-1.7b
+shape=${SHAPE:-qwen3-1.7b}
+packed=$models/$shape-4bit
+spark=spark-x2.5-1.7b
 if [ -n "$quick" ]; then
   passes=${PASSES:-3} generate=32 repeat=1
 else
@@ -47,14 +49,14 @@ export VLLM_CACHE_ROOT  # compiled models are kept beside the others
 declare -A minutes=(
   [prepare]="15 20" [decode]="4 12" [depth]="8 25" [prefill]="4 4" [matmul]="1 1" [sequences]="3 8"
   [levels]="7 20" [memory]="5 9" [load]="2 3" [spark]="3 8" [demo]="2 5" [profile]="1 1"
-  [vllm-memory]="0 45" [vllm-speed]="0 40" [vllm-speed-spark]="0 40" [vllm-step]="0 10" [vllm-processes]="0 15" [peers]="12 20"
+  [vllm-memory]="0 45" [vllm-speed]="0 40" [vllm-step]="0 10" [vllm-processes]="0 15" [peers]="12 20"
   [weights]="0 10" [kv]="0 13" [serve]="0 60" [gap]="0 10" [speculation]="0 5" [start]="0 5" [grammar]="0 5"
 )
 order=(prepare decode depth prefill matmul sequences levels memory load spark demo profile kv serve
   gap speculation start grammar weights)
 # Run when they are named: those of vLLM need the environment of make test-vllm, peers those of
 # make baseline-openvino, baseline-onnxruntime-genai and baseline-vllm-cpu.
-named=(vllm-memory vllm-speed vllm-speed-spark vllm-step vllm-processes peers)
+named=(vllm-memory vllm-speed vllm-step vllm-processes peers)
 expected() {  # a step that the quick set does not have runs in full when it is named
   local m=(${minutes[$1]})
   [ -n "$quick" ] && [ "${m[0]}" -gt 0 ] && echo "${m[0]}" || echo "${m[1]}"
@@ -93,9 +95,12 @@ against() {  # NAME MODEL TWIN OPTIONS...
     --output "$(out "$name")" "$@"
 }
 speed() { against "$@" --generate-tokens "$generate" --repeat "$repeat"; }
-grid() {  # NAME MODEL [NAME OF THE ARTIFACT]
-  say "${3:-$1}"
-  MODEL=$2 edge-infer grid "benchmarks/grids/$1.yaml" --wait 60 --output "$(out "${3:-$1}")"
+grid() {  # NAME, of the shape's packed model
+  local name=$1
+  [ "$shape" = qwen3-1.7b ] || name=$1-$shape
+  model "$shape"
+  say "$name"
+  MODEL=$packed edge-infer grid "benchmarks/grids/$1.yaml" --wait 60 --output "$(out "$name")"
 }
 
 # Grids of vLLM: arms run in its environment.
@@ -106,15 +111,9 @@ vllm_environment() {
 vllm() {
   vllm_environment || return
   local name failed=
-  for name in "$@"; do grid "$name" "$qwen-4bit" || failed=1; done
+  for name in "$@"; do grid "$name" || failed=1; done
   [ -z "$failed" ]
 }
-vllm_speed() {  # SHAPE [NAME OF THE ARTIFACT]
-  vllm_environment || return
-  twins "$1"
-  SOURCE=$models/$1 GGUF=$models/$1-Q4_0.gguf grid vllm-speed "$models/$1-4bit" "${2:-}"
-}
-
 # A peer's own model of a Hugging Face folder, by its convert.py; whole, or not there.
 converted() {  # PEER SOURCE DESTINATION
   [ -d "$3" ] && return
@@ -143,56 +142,56 @@ python_peers() {  # SHAPE
 run_step() {
   case $1 in
     prepare)
-      twins qwen3-1.7b
-      twins spark-x2.5-1.7b
+      twins "$shape"
+      twins $spark
       level avx512
       level avx2
       ;;
     decode)
-      twins qwen3-1.7b
-      speed compare-qwen3-1.7b-q4_0 "$qwen-4bit" "$qwen-Q4_0.gguf"
-      speed compare-qwen3-1.7b-q4_k_m "$qwen-4bit" "$qwen-Q4_K_M.gguf" --prompt-tokens 0
+      twins "$shape"
+      speed "compare-$shape-q4_0" "$packed" "$models/$shape-Q4_0.gguf"
+      speed "compare-$shape-q4_k_m" "$packed" "$models/$shape-Q4_K_M.gguf" --prompt-tokens 0
       ;;
     depth)
-      twins qwen3-1.7b
+      twins "$shape"
       for type in Q4_0 Q4_K_M; do
-        against "compare-qwen3-1.7b-${type,,}-d2048" "$qwen-4bit" "$qwen-$type.gguf" \
+        against "compare-$shape-${type,,}-d2048" "$packed" "$models/$shape-$type.gguf" \
           --context 2048 --prompt-tokens 0 --repeat 1 --generate-tokens "$generate"
       done
       ;;
-    prefill) model qwen3-1.7b && grid prefill-length "$qwen-4bit" ;;
+    prefill) grid prefill-length ;;
     peers) python_peers qwen3-0.6b ;;
-    weights) model qwen3-1.7b && grid weights-mode "$qwen-4bit" ;;
-    matmul) model qwen3-1.7b && grid matmul "$qwen-4bit" ;;
+    weights) grid weights-mode ;;
+    matmul) grid matmul ;;
     sequences)  # llama-batched-bench
-      twins qwen3-1.7b
-      against compare-qwen3-1.7b-q4_0-s8 "$qwen-4bit" "$qwen-Q4_0.gguf" --sequences 8 \
+      twins "$shape"
+      against "compare-$shape-q4_0-s8" "$packed" "$models/$shape-Q4_0.gguf" --sequences 8 \
         --prompt-tokens 0 --repeat 1 --generate-tokens "$generate"
       ;;
     levels)
-      twins qwen3-1.7b
+      twins "$shape"
       for isa in avx512 avx2; do
         level $isa
         EDGE_INFER_ISA=$isa EDGE_INFER_LLAMA_BENCH=$llama/bin-$isa/llama-bench \
-          against "compare-qwen3-1.7b-q4_0-$isa-limit" "$qwen-4bit" "$qwen-Q4_0.gguf" --repeat 1 \
+          against "compare-$shape-q4_0-$isa-limit" "$packed" "$models/$shape-Q4_0.gguf" --repeat 1 \
           --generate-tokens "$generate"
       done
       ;;
     memory)  # against the default: the step depth
-      twins qwen3-1.7b
-      against compare-qwen3-1.7b-q4_0-d2048-no-repack "$qwen-4bit" "$qwen-Q4_0.gguf" \
+      twins "$shape"
+      against "compare-$shape-q4_0-d2048-no-repack" "$packed" "$models/$shape-Q4_0.gguf" \
         --peer llamacpp-no-repack --context 2048 --prompt-tokens 0 --repeat 1 --generate-tokens 8
-      say init-qwen3-1.7b
-      edge-infer init "$qwen-4bit" --context 2048 --output "$(out init-qwen3-1.7b)"
+      say "init-$shape"
+      edge-infer init "$packed" --context 2048 --output "$(out "init-$shape")"
       ;;
     load)
-      twins qwen3-1.7b
-      against load-qwen3-1.7b-q4_0 "$qwen-4bit" "$qwen-Q4_0.gguf" --starts 2 \
+      twins "$shape"
+      against "load-$shape-q4_0" "$packed" "$models/$shape-Q4_0.gguf" --starts 2 \
         --prompt-tokens 0 --generate-tokens 4 --repeat 1
       ;;
     spark)
-      twins spark-x2.5-1.7b
-      speed compare-spark-x2.5-1.7b-q4_0 "$spark-4bit" "$spark-Q4_0.gguf"
+      twins $spark
+      speed "compare-$spark-q4_0" "$models/$spark-4bit" "$models/$spark-Q4_0.gguf"
       ;;
     demo)
       local gguf
@@ -202,30 +201,25 @@ run_step() {
       against compare-gemma-3-270m-4bit "$models/gemma-3-270m-4bit" "$gguf"
       ;;
     profile)
-      model qwen3-1.7b
-      say profile-qwen3-1.7b
-      edge-infer profile "$qwen-4bit" --output "$(out profile-qwen3-1.7b)"
+      model "$shape"
+      say "profile-$shape"
+      edge-infer profile "$packed" --output "$(out "profile-$shape")"
       ;;
-    kv) model qwen3-1.7b && grid kv-cache "$qwen-4bit" ;;
-    vllm-memory)
-      model qwen3-1.7b
-      vllm vllm-memory vllm-memory-rope vllm-memory-tinygemm
-      ;;
+    kv) grid kv-cache ;;
+    vllm-memory) vllm vllm-memory vllm-memory-rope vllm-memory-tinygemm ;;
     # A path that the machine cannot run is no result, and ends the grid with status 1.
-    vllm-speed) vllm_speed qwen3-1.7b ;;
-    vllm-speed-spark)  # needs pip install --no-deps vllm-spark2-5-plugin in VLLM_PYTHON's environment
-      vllm_speed spark-x2.5-1.7b vllm-speed-spark-x2.5-1.7b
+    # Spark needs pip install --no-deps vllm-spark2-5-plugin in VLLM_PYTHON's environment.
+    vllm-speed)
+      twins "$shape"
+      SOURCE=$models/$shape GGUF=$models/$shape-Q4_0.gguf vllm vllm-speed
       ;;
-    vllm-step | vllm-processes)  # what vLLM adds to the model, and what its processes cost
-      model qwen3-1.7b
-      vllm "$1"
-      ;;
+    vllm-step | vllm-processes) vllm "$1" ;;  # what vLLM adds to the model, and what its processes cost
     serve) benchmarks/serve.sh "$seconds" ;;
     gap | start)
-      model qwen3-1.7b
+      model "$shape"
       python benchmarks/serving.py "$1" "$(python benchmarks/demo_gguf.py)" \
         --output "$(out "serve-$1-gemma-3-270m")"
-      python benchmarks/serving.py "$1" "$qwen-4bit" --output "$(out "serve-$1-qwen3-1.7b")"
+      python benchmarks/serving.py "$1" "$packed" --output "$(out "serve-$1-$shape")"
       ;;
     speculation)
       python benchmarks/serving.py speculation "$(python benchmarks/demo_gguf.py)" --repeat 11 \

@@ -79,6 +79,23 @@ def test_results_carry_the_machine_and_are_never_overwritten(series, tmp_path: P
     ]
 
 
+def test_steps_measure_the_shape_that_is_asked_for(series, tmp_path: Path) -> None:
+    models = tmp_path / "models"
+    for kind in ("", "-4bit"):
+        (models / f"tiny{kind}").mkdir()
+        (models / f"tiny{kind}/config.json").write_text("{}")
+    for twin in ("Q4_0", "Q4_K_M"):
+        (models / f"tiny-{twin}.gguf").write_text("")
+    steps = ("decode", "depth", "prefill", "sequences", "memory", "load", "profile")
+    done, ran = series("--quick", *steps, SHAPE="tiny")
+    assert done.returncode == 0, done.stderr
+    assert len(ran) == 10 and not any("qwen" in line for line in ran)
+    assert sum(f"{models}/tiny-Q4_0.gguf" in line for line in ran) == 5
+    tag = machine_tag()
+    names = {file.name.partition("-")[2][6:] for file in (tmp_path / "results").iterdir()}
+    assert {f"prefill-length-tiny-{tag}.json", f"compare-tiny-q4_k_m-d2048-{tag}.json"} < names
+
+
 def test_an_unfinished_grid_keeps_its_name(series, tmp_path: Path) -> None:
     series("--quick", "matmul")
     (first,) = (tmp_path / "results").iterdir()
