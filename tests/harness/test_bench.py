@@ -7,7 +7,7 @@ from byte_model import write_model
 
 from edge_infer import LLM
 from edge_infer.harness import bench_child
-from edge_infer.harness.bench import BenchOptions
+from edge_infer.harness.bench import BenchOptions, weights_read_shares
 
 CONTEXT, TOKENS = 90, 5
 
@@ -45,7 +45,7 @@ def test_decoding_sequences_have_their_cache_when_memory_is_looked_at(
         return events.llm
 
     monkeypatch.setattr(bench_child, "_open", open_and_keep)
-    monkeypatch.setattr(bench_child, "stream_reads", lambda *_: {"bytes": 1, "seconds": [1.0]})
+    monkeypatch.setattr("edge_infer.harness.ceilings.stream_buffer_bytes", lambda: 1 << 20)
     bench_child.speed(options.child("speed"), events)
 
     decodes = {name: (fields, n) for name, fields, n in events.seen if name.startswith("decode")}
@@ -54,4 +54,14 @@ def test_decoding_sequences_have_their_cache_when_memory_is_looked_at(
     )
     for fields, _ in decodes.values():
         assert len(fields["seconds"]) == 2 and min(fields["seconds"]) > 0
+    (turns,) = (fields for name, fields, _ in events.seen if name == "stream_read")
+    assert turns["bytes"] == 1 << 20 and turns["steps"] == TOKENS
+    assert len(turns["decode_seconds"]) == bench_child.TURNS == len(turns["seconds"]) - 1
+    assert min(turns["decode_seconds"]) > 0 < min(turns["seconds"])
     assert events.llm and events.llm.kv_use().running == 0
+
+
+def test_a_turn_is_held_against_the_reads_around_it() -> None:
+    turns = {"bytes": 60, "seconds": [1.0, 3.0, 2.0], "steps": 2, "decode_seconds": [4.0, 10.0]}
+    shares = weights_read_shares(turns, weight_bytes=40)
+    assert shares == [20 / 30, 8 / (60 / 2.5)]

@@ -14,7 +14,6 @@ from edge_infer.harness.bench import (
     BenchOptions,
     bench_command,
     speed_metrics,
-    with_weights_read,
 )
 from edge_infer.harness.compare import CompareOptions
 from edge_infer.harness.comparison import comparisons, rotation, verdict
@@ -185,14 +184,6 @@ def test_other_output_of_batched_bench_is_an_error(text: str) -> None:
 def test_unknown_peer() -> None:
     with pytest.raises(ConfigError, match="llamacpp"):
         open_peer("nobody")
-
-
-def test_weights_read_is_bytes_by_speed() -> None:
-    samples = {"decode": [10.0, 20.0, 30.0], "stream_read": [50.0, 80.0]}
-    found = with_weights_read(samples, 2_000_000_000)
-    assert found["weights_read"] == [20.0, 40.0, 60.0]
-    assert found["weights_read.share"] == [40.0 / 65.0]
-    assert with_weights_read({"prefill": [1.0]}, 1) == {"prefill": [1.0]}
 
 
 def test_build_description_is_read_from_beside_the_program(fake_bench: Path) -> None:

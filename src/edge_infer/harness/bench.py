@@ -3,23 +3,23 @@
 Prefill is the time of a prompt of N random tokens from an empty cache; decode is N steps of one
 token after a prompt of one token, or of ``context`` tokens more. Both follow a warm-up run, each
 repeat is one sample, and the two are separate runs: the meaning of llama-bench's ppN and tgN @ dN.
-``decode.together`` is the total of several sequences that decode in the same steps. A streaming
-read of memory by the same threads follows at once: the ceiling of decode, which reads every weight
-for every token. Every measured thing runs in a process of its own, so that memory and peaks belong
-to it alone.
+``decode.together`` is the total of several sequences that decode in the same steps. Then decoding
+takes turns with streaming reads of memory by the same threads, the ceiling of decode, which reads
+every weight for every token. Every measured thing runs in a process of its own, so that memory and
+peaks belong to it alone.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from edge_infer.device import cpu_budget
 from edge_infer.errors import ConfigError, EdgeInferError
-from edge_infer.harness import stats
 from edge_infer.harness.identity import checkpoint_identity
 from edge_infer.harness.processes import Child
 from edge_infer.harness.provenance import edge_infer_build, now, portable, provenance
@@ -126,8 +126,8 @@ UNITS = {"stream_read": "GB/s", "weights_read": "GB/s", "weights_read.share": "r
 
 @dataclass
 class SpeedRun:
-    """One process's worth of speed samples: "prefill", "decode", "decode.together" (tok/s), and
-    "stream_read" (GB/s)."""
+    """One process's worth of speed samples: "prefill", "decode", "decode.together" (tok/s),
+    "stream_read", "weights_read" (GB/s) and "weights_read.share"."""
 
     samples: Samples = field(default_factory=dict)
     ready_seconds: float = 0.0
@@ -153,7 +153,10 @@ def run_speed(options: BenchOptions, cpus: Sequence[int] = ()) -> SpeedRun:
             elif name in tokens:
                 run.samples[name] = [tokens[name] / s for s in event["seconds"]]
             elif name == "stream_read":
+                weights = run.info["weights_read_bytes"]
                 run.samples[name] = [event["bytes"] / s / 1e9 for s in event["seconds"]]
+                run.samples["weights_read"] = [weights * s / 1e9 for s in run.samples["decode"]]
+                run.samples["weights_read.share"] = weights_read_shares(event, weights)
                 run.info["settings"]["stream_read_bytes"] = event["bytes"]
             if name in ("loaded", *tokens):
                 child.sampler.snapshot(name)
@@ -199,15 +202,15 @@ def run_tokenizer(options: BenchOptions, folder: Path) -> list[Metric]:
     return metrics
 
 
-def with_weights_read(samples: Samples, weight_bytes: int) -> Samples:
-    """Adds the weights that the decode of one process read each second, and their share of its
-    streaming read, median by median."""
-    decode, stream = samples.get("decode"), samples.get("stream_read")
-    if not decode or not stream:
-        return samples
-    read = [weight_bytes * speed / 1e9 for speed in decode]
-    share = stats.median(read) / stats.median(stream)
-    return {**samples, "weights_read": read, "weights_read.share": [share]}
+def weights_read_shares(turns: Mapping[str, Any], weight_bytes: int) -> list[float]:
+    """What part of a streaming read's speed each turn of decoding read weights with, the mean time
+    of the reads before and after it taken. ``turns``: see :meth:`bench_child.Timer.turns`."""
+    reads = turns["seconds"]
+    around = [(before + after) / 2 for before, after in pairwise(reads)]
+    return [
+        (weight_bytes * turns["steps"] / decode) / (turns["bytes"] / read)
+        for decode, read in zip(turns["decode_seconds"], around, strict=True)
+    ]
 
 
 def speed_metrics(samples: Samples) -> list[Metric]:
@@ -295,7 +298,7 @@ def bench(options: BenchOptions, progress: Progress = lambda text: None) -> Arti
     command = bench_command(options)
     options = replace(options, model=str(folder))
     run = run_speed(options)
-    metrics = speed_metrics(with_weights_read(run.samples, run.info["weights_read_bytes"]))
+    metrics = speed_metrics(run.samples)
     metrics.append(Metric.of("load.start_to_ready", "s", "lower", [run.ready_seconds]))
     failures: list[Failure] = []
     if options.starts:

@@ -51,6 +51,10 @@ def info(llm: Any) -> dict[str, Any]:
     }
 
 
+TURNS, TURN_STEPS = 8, 8
+"""How often, and for how many tokens, a decode takes turns with streaming reads."""
+
+
 @contextmanager
 def _begun(llm: Any, prompts: Sequence[list[int]]) -> Iterator[list[Any]]:
     """Requests that all have their first token, and their cache until the context is left."""
@@ -103,6 +107,33 @@ class Timer:
                 raise ExecutionError("Not every sequence decoded in every step.")
             yield seconds
 
+    def turns(self, tokens: int) -> dict[str, Any]:
+        """One sequence decodes ``TURNS`` times up to ``TURN_STEPS`` of ``tokens`` steps, between
+        streaming reads by the same threads: ``bytes`` and ``seconds`` of the reads, and ``steps``
+        and ``decode_seconds`` of the turns, each between two reads. So both are measured in the
+        same moments of a memory whose speed changes."""
+        from edge_infer import _native
+        from edge_infer.harness.ceilings import stream_buffer_bytes
+
+        runner = self._llm.runner
+        buffer = _native.roofline.ReadBuffer(runner.team, stream_buffer_bytes())
+        steps = min(TURN_STEPS, tokens)
+        reads, decodes = [buffer.read(runner.program.isa)[0]], list[float]()
+        while len(decodes) < TURNS:
+            with _begun(self._llm, self._prompts[:1]):
+                for _ in range(min(tokens // steps, TURNS - len(decodes))):
+                    start = time.perf_counter()
+                    for _ in range(steps):
+                        self._llm.scheduler.step()
+                    decodes.append(time.perf_counter() - start)
+                    reads.append(buffer.read(runner.program.isa)[0])
+        return {
+            "bytes": buffer.bytes,
+            "seconds": reads,
+            "steps": steps,
+            "decode_seconds": decodes,
+        }
+
 
 def _params(max_tokens: int | None) -> Any:
     from edge_infer import SamplingParams
@@ -111,7 +142,7 @@ def _params(max_tokens: int | None) -> Any:
 
 
 def speed(options: dict[str, Any], events: ChildEvents) -> None:
-    """Prefill and decode speed on random tokens, then a streaming read by the same threads."""
+    """Prefill and decode speed on random tokens, then decode and streaming reads in turns."""
     opening = time.monotonic()
     llm = _open(options)
     events.send("loaded", open_seconds=time.monotonic() - opening, info=info(llm))
@@ -131,8 +162,7 @@ def speed(options: dict[str, Any], events: ChildEvents) -> None:
                     seconds.append(taken)
                     if len(seconds) == repeat:
                         events.send(name, seconds=seconds)
-        stream = stream_reads(llm.runner.team, llm.runner.program.isa, repeat)
-        events.send("stream_read", **stream)
+        events.send("stream_read", **timer.turns(generate))
     events.send("end")
 
 

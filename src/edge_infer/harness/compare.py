@@ -26,7 +26,6 @@ from edge_infer.harness.bench import (
     run_speed,
     run_starts,
     speed_metrics,
-    with_weights_read,
 )
 from edge_infer.harness.comparison import comparisons, rotation, worst_peaks
 from edge_infer.harness.identity import peer_identity
@@ -109,7 +108,7 @@ def compare(options: CompareOptions, progress: Progress = lambda text: None) -> 
         nonlocal run
         run = run_speed(inner, cpus)
         assert run.memory is not None
-        samples = with_weights_read(run.samples, run.info["weights_read_bytes"])
+        samples = run.samples
         if inner.starts:
             starts = {metric.name: metric.samples for metric in run_starts(inner, cpus)}
             samples = {**samples, START: starts[START]}
